@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from accelerate.state import AcceleratorState
 
 from hrm_agent.cli.main import main
 from hrm_agent.training.tasks.packages import GROUP
@@ -153,6 +154,7 @@ QUICK_PAGES = [
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_a_reader_in(tmp_path, monkeypatch)
     run_page(page)
+    forget_other_trainers()
 
 
 @pytest.mark.slow
@@ -163,6 +165,12 @@ def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_slow_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_a_reader_in(tmp_path, monkeypatch)
     run_page(page)
+    forget_other_trainers()
+
+
+def forget_other_trainers() -> None:
+    """End what TRL's trainers set for the whole process, as the end of a reader's process does."""
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def as_a_reader_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from accelerate import Accelerator
-
 from hrm_agent.runtime.episode import refuse_other_roles
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.fitted import decided, fit
@@ -71,6 +69,7 @@ from hrm_agent.training.select.verdicts import (
 )
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.tasks.sources import keep_sources
+from hrm_agent.training.update.accelerators import exact_accelerator
 from hrm_agent.training.update.batch import (
     ForwardName,
     Lesson,
@@ -125,7 +124,9 @@ async def train(
         config = with_bound(config)
         take_own_parts(config, folder)
         learner = (
-            Learner(config, Accelerator(), folder) if ranks is None else led(ranks, config, folder)
+            Learner(config, exact_accelerator(), folder)
+            if ranks is None
+            else led(ranks, config, folder)
         )
         # the engine may be a fleet of servers, which this process starts and stops
         engine = await asyncio.to_thread(lambda: learner.engine)

@@ -44,6 +44,7 @@ from hrm_agent.training.config.commands import SftConfig
 from hrm_agent.training.config.fitted import decided, fit_sft, left_open
 from hrm_agent.training.config.rules import with_values
 from hrm_agent.training.metrics import MetricsLog
+from hrm_agent.training.update.accelerators import exact_accelerator
 from hrm_agent.training.update.adapters import Adapter
 from hrm_agent.training.update.gradients import SkippedSteps, step_if_finite
 from hrm_agent.training.update.logprobs.packed import usable_forward
@@ -102,7 +103,7 @@ def train_sft(
     Raises `ConfigError` for a batch smaller than the number of processes, and `TaskError` if there
     is no answer to learn from.
     """
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    accelerator = exact_accelerator(cpu=not torch.cuda.is_available())
     config = _fitted(config, model, adapter, len(conversations))
     steps = decided(config.steps, "steps")
     batch_size = decided(config.batch_size, "batch_size")

@@ -18,11 +18,26 @@ import psutil
 
 from hrm_agent.testing import block_until
 
-__all__ = ["node_options", "running_cluster", "with_nodes"]
+__all__ = ["add_node", "node_options", "running_cluster", "with_nodes"]
 
 
 def node_options(cpus: int = 1, **more: Any) -> dict[str, Any]:
-    return {"num_cpus": cpus, "node_ip_address": "127.0.0.1", "include_log_monitor": False, **more}
+    """Options of a node. Its memory does not depend on what the machine's other processes leave."""
+    return {
+        "num_cpus": cpus,
+        "node_ip_address": "127.0.0.1",
+        "include_log_monitor": False,
+        "memory": 1 << 30,
+        "object_store_memory": 100 << 20,
+        **more,
+    }
+
+
+def add_node(cluster: Any, cpus: int = 1, **more: Any) -> Any:
+    """Add a node, wait until it has joined, however slow the machine is, and return it."""
+    node = cluster.add_node(wait=False, **node_options(cpus, **more))
+    block_until(lambda: node.node_id in cluster.global_state._live_node_ids())
+    return node
 
 
 @contextmanager
@@ -32,6 +47,7 @@ def running_cluster() -> Generator[Any]:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's spelling; its default (15) starves a worker here
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  # else it kills when others need memory
     # if it is not set, a cluster that starts later in this process changes it for this one
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     from ray.cluster_utils import Cluster
@@ -53,7 +69,7 @@ def with_nodes(cluster: Any, count: int) -> Any:
     for node in sorted(cluster.worker_nodes, key=lambda node: node.unique_id)[count:]:
         cluster.remove_node(node)
     for _ in range(count - len(cluster.worker_nodes)):
-        cluster.add_node(**node_options())
+        add_node(cluster)
     return cluster
 
 

@@ -31,6 +31,7 @@ from torch import distributed
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.ranks.links import FALLEN, RankLink, RankListener, linked_to
+from hrm_agent.training.update.accelerators import exact_accelerator
 from hrm_agent.training.workers.wire import Message, told
 
 __all__ = [
@@ -261,9 +262,8 @@ def _join(config: GrpoConfig, count: int) -> Ranks:
             f"{here} processes were started on a machine with {torch.cuda.device_count()} GPUs.",
             "Start one for each GPU: --nproc_per_node.",
         )
-    accelerator = Accelerator(
+    accelerator = exact_accelerator(
         cpu=on_cpu,
-        mixed_precision="no",
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=_EXCHANGE_SECONDS))],
     )
     expected = DistributedType.MULTI_CPU if on_cpu else DistributedType.MULTI_GPU

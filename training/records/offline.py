@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 
 from hrm_agent.basics.files import alone_in, replacing
 from hrm_agent.errors import RunError
@@ -45,6 +44,7 @@ from hrm_agent.training.rollout.rollout import Attempts, run_id_of
 from hrm_agent.training.rollout.scoring import Score, rollouts_of
 from hrm_agent.training.rollout.source import RunProgress, StepPlan, TaskSource
 from hrm_agent.training.tasks import Task
+from hrm_agent.training.update.accelerators import exact_accelerator
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.update.logprobs import sampled_and_recorded_logprobs
@@ -71,7 +71,7 @@ async def train_on_record(
     require_one_process()
     config = fit(config)
     groups = kept_groups(folder) or select_groups(config, own_store(config, folder))
-    learner = _RecordLearner(config, Accelerator())
+    learner = _RecordLearner(config, exact_accelerator())
     with (
         alone_in(folder),
         open_store(own_store(config, folder)) as store,

@@ -176,6 +176,8 @@ class RayWorkers:
             work.done(infrastructure_failure(why, self.isolation), True)
 
     def _place(self, work: Work) -> None:
+        if not self._ray.is_initialized():
+            self._lose_all()
         node = self._of_session.get(work.session)
         if node is None and (work.fresh or not work.session):
             node = min(self._nodes.values(), key=lambda node: node.load, default=None)
@@ -257,6 +259,9 @@ class RayWorkers:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             with self._guard:
+                if not self._ray.is_initialized():
+                    self._lose_all()
+                    continue
                 try:
                     await self._look()
                 except Exception as error:  # Ray raises many kinds
@@ -322,6 +327,9 @@ class RayWorkers:
     async def _check(self, node: _Node) -> None:
         """Check a node until it is given up."""
         while self._nodes.get(node.id) is node:
+            if not self._ray.is_initialized():
+                self._lose_all()
+                return
             try:
                 dead, slot_deaths = await _answer_of(node.actor.check.remote(), SILENCE_SECONDS)
             except Exception as error:
@@ -356,6 +364,13 @@ class RayWorkers:
             with self._guard:
                 self._settle(work, lost, lost=True)
 
+    def _lose_all(self) -> None:
+        """Give all nodes up, since this process has left Ray. A call of an actor's method would
+        start another cluster.
+        """
+        for node in list(self._nodes.values()):
+            self._lose(node, "Ray was shut down in this process")
+
     def _count_slots(self) -> None:
         nodes = self._nodes.values()
         self.slots = sum(node.slots for node in nodes) * self._overhang
@@ -373,6 +388,8 @@ class RayWorkers:
 
     async def _end(self, actor: Any, seconds: float = 0.0) -> None:
         """End an actor. It first has `seconds` to end its works."""
+        if not self._ray.is_initialized():
+            return
         if seconds:
             with suppress(Exception):
                 await _answer_of(actor.close.remote(), seconds)

@@ -29,7 +29,7 @@ from hrm_agent.trajectory import ToolStatus
 from tests.support.environment.contract import LONG, SLOTS, EnvironmentContract, run_batch
 from tests.support.environment.held import HOLD, let_go, until_held
 from tests.support.environment.scheduler_workers import ThreadWorkers
-from tests.support.ray_cluster import node_options, with_nodes
+from tests.support.ray_cluster import add_node, with_nodes
 
 pytestmark = [pytest.mark.whole, pytest.mark.slow]
 
@@ -198,7 +198,7 @@ async def test_a_dead_node_s_calls_are_run_elsewhere_and_a_new_node_is_used(
     states = [again.session, *(result.session for result in after)]
     assert states.count(SessionState.REPLAYED) == moved
     assert set(states) == {SessionState.REPLAYED, SessionState.KEPT}
-    cluster.add_node(**node_options())
+    add_node(cluster)
     await all_nodes_in_use(environment, NODES)
     await run_batch(environment, [Submission("1")] * 20)
     assert min(by_node(environment, "works_total").values()) > 0
@@ -338,6 +338,31 @@ except HrmError as error: print(error)
     assert missing == f"Ray is not installed. Run `{to_install('ray')}`."
 
 
+def test_ray_that_this_process_has_left_is_not_started_again() -> None:
+    program = """
+import asyncio, ray
+from hrm_agent.environment.isolation import Isolation
+from hrm_agent.environment.on_ray import workers
+from hrm_agent.environment.on_ray.environment import RayEnvironment
+from hrm_agent.testing import block_until
+from tests.support.environment.scheduler_workers import ThreadWorkers
+workers.LOOK_SECONDS = workers.NOBODY_SECONDS = 0.1
+environment = RayEnvironment("local", factory=ThreadWorkers, isolation=Isolation.L0)
+ray.shutdown()
+print(asyncio.run(environment.execute("value 1")).stderr)
+block_until(lambda: "nodes_lost_total 1" in environment._workers.metrics())
+environment.shutdown()
+print(ray.is_initialized())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=PROJECT, timeout=100, check=False
+    )
+    *said, started = done.stdout.splitlines()
+    assert "no node of the Ray cluster can be used" in " ".join(said), done.stderr
+    assert started == "False"
+
+
 async def test_nodes_die_at_random_during_thousands_of_calls(
     cluster: Any, environment: RayEnvironment
 ) -> None:
@@ -353,7 +378,7 @@ async def test_nodes_die_at_random_during_thousands_of_calls(
             await all_nodes_in_use(environment, NODES)
             node = draw.choice(sorted(cluster.worker_nodes, key=lambda node: node.unique_id))
             await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
-            cluster.add_node(**node_options())  # Ray wants to be on the main thread for this
+            add_node(cluster)  # Ray wants to be on the main thread for this
 
     killer = asyncio.create_task(kill())
     stateless = run_batch(

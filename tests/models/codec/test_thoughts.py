@@ -66,7 +66,7 @@ def test_looping_thoughts_take_time_in_proportion_to_them() -> None:
     thoughts = Thoughts("<think>", "</think>", None)
     began = time.process_time()
     assert thoughts.split("<think></think>" * 200_000 + "so") == ("", "so")
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 20, "read again for each thought, it would be minutes"
 
 
 @pytest.mark.real_tokenizers

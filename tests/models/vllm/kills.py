@@ -36,7 +36,7 @@ from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.lint import lint
 from tests.support.processes import children_that_run
-from tests.support.ray_cluster import node_options, running_cluster, with_nodes
+from tests.support.ray_cluster import add_node, running_cluster, with_nodes
 from tests.support.vllm.server import MISSING, OPTIONS, find_python
 
 POLICY = "builtin:cold-start"
@@ -133,7 +133,7 @@ class Nodes:
         """Kill one node with all its processes, and let another join."""
         node = chance.choice(sorted(self._cluster.worker_nodes, key=lambda each: each.unique_id))
         self._cluster.remove_node(node, allow_graceful=False)
-        self._cluster.add_node(**node_options())
+        add_node(self._cluster)
 
     def workers(self) -> list[int]:
         """Process ids of the actors that run graphs."""

@@ -35,7 +35,7 @@ from hrm_agent.training.tasks import load_tasks
 from hrm_agent.training.workers import ray_cluster as on_ray
 from hrm_agent.training.workers.pool import RolloutWorkers, opened_workers
 from hrm_agent.trajectory import RunStatus, Trajectory
-from tests.support.ray_cluster import node_options, with_nodes
+from tests.support.ray_cluster import add_node, with_nodes
 from tests.support.training.worker_runs import KINDS, OWN, by_graphs, facts, on_record, told
 
 pytestmark = [pytest.mark.whole, pytest.mark.slow]
@@ -137,7 +137,7 @@ def test_a_node_is_lost_and_another_joins_and_nothing_is_lost_or_doubled(
     monkeypatch.setenv("PGPASSWORD", secret["PGPASSWORD"])
     store = fresh_database.replace(f":{secret['PGPASSWORD']}@", "@")
     cluster = with_nodes(ray_cluster, 0)
-    nodes = [cluster.add_node(**node_options(env_vars=secret)) for _ in range(3)]
+    nodes = [add_node(cluster, env_vars=secret) for _ in range(3)]
     config = CollectConfig(
         policy="scripted", count=100, samples=2, concurrency=60, processes=3, ray=cluster.address
     )
@@ -164,7 +164,7 @@ def test_a_node_is_lost_and_another_joins_and_nothing_is_lost_or_doubled(
                     cluster.remove_node(nodes[0], allow_graceful=False)
                 if ended.total() == 120:
                     answers.go.clear()  # until the node that joins has something to run
-                    nodes.append(cluster.add_node(**node_options(env_vars=secret)))
+                    nodes.append(add_node(cluster, env_vars=secret))
 
             running = asyncio.create_task(
                 rollout(runner, episodes, concurrency=60, on_done=happened, workers=workers)
@@ -209,12 +209,12 @@ from hrm_agent.errors import RunError
 from hrm_agent.store import open_store
 from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.workers import ray_cluster as on_ray
-from tests.support.ray_cluster import node_options, running_cluster
+from tests.support.ray_cluster import add_node, running_cluster
 from tests.training.workers.test_on_ray import CONFIG, by_actors
 
 on_ray.HEADLESS_SECONDS = on_ray.LOOK_SECONDS = 0.1
 with running_cluster() as cluster:
-    cluster.add_node(**node_options(cpus=2))
+    add_node(cluster, cpus=2)
     ended = []
 
     def kill_the_head(trajectory):
@@ -273,14 +273,14 @@ def test_a_node_without_the_package_is_left_out_and_told(
     (folder := tmp_path / "site").mkdir()
     (folder / "sitecustomize.py").write_text(WITHOUT)
     cluster = with_nodes(ray_cluster, 0)
-    bare = cluster.add_node(**node_options(env_vars={"PYTHONPATH": str(folder)}))
+    bare = add_node(cluster, env_vars={"PYTHONPATH": str(folder)})
     config = by_actors(CONFIG.model_copy(update={"count": 2}), cluster.address, 1)
     with pytest.raises(
         ConfigError, match="It cannot import hrm_agent: ModuleNotFoundError"
     ) as raised:
         asyncio.run(collect(config, tmp_path / "run"))
     assert "on that node, with its extras ray and train." in raised.value.hint
-    cluster.add_node(**node_options())
+    add_node(cluster)
     found = asyncio.run(collect(config.model_copy(update={"processes": 2}), tmp_path / "run"))
     assert len(found) == 4
     assert (
