@@ -6,8 +6,9 @@
   with rewards of single calls, and by forks, at equal sampled tokens.
 * `teacher`: the cold start with the trained policy as teacher and no outcome, against reinforcement
   learning as in `make demo`.
-* `learnability`: tasks drawn by their success rates against tasks in order, from a pool of which a
-  third is mastered and a third is never solved. Measured are the steps until the held-out problems
+* `format`: reinforcement learning as in `make demo` in bfloat16, against float32.
+* `learnability`: tasks drawn by their success rates against tasks in order, from a pool of 120 of
+  which a third is mastered and a third is never solved. Measured are the steps until the held-out problems
   of the pool are as often right as `GOAL`.
 
 Accuracies are on held-out problems at the temperature of training. Each training is one process of
@@ -22,11 +23,12 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import Any
 
-from benchmarks.algorithms.lessons import FAMILIES, lessons
+from benchmarks.algorithms.lessons import lessons
 from benchmarks.learning.runs import continued, cpu_seconds, evaluated, fine_tuned, rows_of, trained
 from hrm_agent.basics.intervals import Estimate, mean_interval
 from hrm_agent.training.small_policy.format_lessons import write_lessons
@@ -49,23 +51,28 @@ CREDITS: Mapping[str, Flags] = {
     "per_turn": {"credit": "per_turn", "turn-weight": "0.5", "rewards": TURNS},
     "forks": {"credit": "forks"},
 }
-TEACHER: Flags = {
-    "algorithm": "grpo",
-    "teacher": "builtin:trained",
-    "outcome-coef": "0",
-    "steps": "30",
-    "group-size": "4",
+DEMO: Flags = {"policy": "builtin:cold-start", "steps": "30"}
+TEACHERS: Mapping[str, Flags] = {
+    "outcome": {},
+    "teacher": {
+        "algorithm": "grpo",
+        "teacher": "builtin:trained",
+        "outcome-coef": "0",
+        "group-size": "4",
+    },
 }
+FORMATS: Mapping[str, Flags] = {"outcome": {}, "bfloat16": {"dtype": "bfloat16"}}
+"""The first way trains in float32, as in `TEACHERS`."""
 POOL: Flags = {
-    "tasks": f"mix:{','.join(f'1*{family}' for family in FAMILIES)}",
-    "shuffle-block": "240",
+    "tasks": "benchmarks.algorithms.pool:tasks",
+    "problems": "120",
     "algorithm": "grpo",
     "steps": "40",
     "prompts-per-step": "12",
     "group-size": "8",
     "learning-rate": "2e-4",
     "max-tokens": "96",
-    "eval-every": "2",
+    "eval-every": "4",
     "eval-problems": "192",
 }
 START: Flags = {
@@ -126,19 +133,16 @@ def _trained_to(place: Path, keys: dict[str, str], tokens: float) -> Path:
         keys = keys | {"steps": str(len(rows) + max(1, round(missing / a_step)))}
 
 
-def teacher(folder: Path, seed: int, problems: int, quick: bool) -> list[Row]:
-    """Rows of reinforcement learning as in `make demo`, and of the teacher alone."""
+def as_the_demo(
+    ways: Mapping[str, Flags], folder: Path, seed: int, problems: int, quick: bool
+) -> list[Row]:
+    """Rows of ways to train the cold start of `make demo`."""
     found: list[Row] = []
-    for way, flags in {"outcome": {"steps": "30"}, "teacher": TEACHER}.items():
-        place = folder / f"teacher-{way}-{seed}"
-        keys = {
-            "policy": "builtin:cold-start",
-            **flags,
-            **(QUICK if quick else {}),
-            "seed": str(seed),
-        }
+    for way, flags in ways.items():
+        place = folder / f"demo-{way}-{seed}"
+        keys = {**DEMO, **flags, **(QUICK if quick else {}), "seed": str(seed)}
         model = trained(place, *_flags(keys))
-        after = evaluated(folder / f"teacher-{way}-{seed}-after", model, "--count", str(problems))
+        after = evaluated(folder / f"demo-{way}-{seed}-after", model, "--count", str(problems))
         found.append({"way": way, **_cost(rows_of(place)), "correct": after["pass_at_1"]})
     return found
 
@@ -154,11 +158,7 @@ def learnability(folder: Path, seed: int, problems: int, quick: bool) -> list[Ro
     found: list[Row] = []
     for way in ("order", "learnability"):
         place = folder / f"pool-{way}-{seed}"
-        fewer = (
-            {**QUICK, "eval-every": "1", "eval-problems": "3", "shuffle-block": "6"}
-            if quick
-            else {}
-        )
+        fewer = {**QUICK, "eval-every": "1", "eval-problems": "3", "problems": "6"} if quick else {}
         keys = {**POOL, **fewer, "policy": str(start), "draw": way, "seed": str(seed)}
         trained(place, *_flags(keys))
         rows = rows_of(place)
@@ -184,7 +184,8 @@ def learnability(folder: Path, seed: int, problems: int, quick: bool) -> list[Ro
 
 CLAIMS: Mapping[str, Callable[[Path, int, int, bool], list[Row]]] = {
     "credit": credit,
-    "teacher": teacher,
+    "teacher": partial(as_the_demo, TEACHERS),
+    "format": partial(as_the_demo, FORMATS),
     "learnability": learnability,
 }
 
