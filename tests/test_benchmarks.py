@@ -55,6 +55,7 @@ QUICK = {
     "store": "--quick --repeats 1",
     "training_step": "--quick --repeats 1",
     "viewer": "--quick",
+    "why": "--quick",
 }
 """Options that make each benchmark short. Its figures are not checked."""
 LONGEST = {
@@ -72,6 +73,7 @@ LONGEST = {
     "store",
     "training_step",
     "viewer",
+    "why",
 }
 """Quick forms that take long: `make bench` runs these benchmarks, and here they are asked for their
 options.

@@ -98,6 +98,11 @@ class Checkpoints:
                 _remove(path)
         return written
 
+    def complete(self) -> dict[int, Path]:
+        """Complete checkpoints: step -> folder, in order."""
+        paths = sorted(self._numbered(), key=step_in_name)
+        return {step_in_name(path): path for path in paths if damage(path) is None}
+
     def restore(self, load: Callable[[Path], State]) -> State | None:
         """Load the newest complete checkpoint, and return the result of `load` (None if there is no
         checkpoint yet).

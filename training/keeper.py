@@ -4,6 +4,7 @@ depends, and models.
     RUN/metrics.jsonl                   a row per step
     RUN/checkpoints/step-000012/        weights, optimiser, and progress of the run
     RUN/best/                           the best weights on held-out problems, if the run evaluates
+    RUN/versions/step-000012.zip        a version of the weights, if the run keeps them
     RUN/stages/1/                       the weights after the first stage, if the run keeps them
     RUN/model/                          the weights after the last step
 """
@@ -22,6 +23,7 @@ from hrm_agent.training.metrics import METRICS_FILE, MetricsLog, Row, read_metri
 from hrm_agent.training.rollout.source import RunProgress
 from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.update.schedule import Schedule, refuse_other_course
+from hrm_agent.training.versions import Versions
 
 __all__ = ["Keeper"]
 
@@ -91,8 +93,9 @@ class Keeper:
     def checkpoint(self, progress: RunProgress) -> None:
         """Save everything on which the next step depends, if a checkpoint is due."""
         version = self._learner.version
-        if self._checkpoints.is_due(version, self.config.steps):
-            self._checkpoints.save(version, lambda folder: self._write(folder, progress))
+        if self._checkpoints.is_due(version, self.config.steps) or self._is_kept(version):
+            written = self._checkpoints.save(version, lambda folder: self._write(folder, progress))
+            self._keep_version(version, written)
 
     def best(self) -> Path:
         """Save the weights as the best ones so far."""
@@ -114,6 +117,14 @@ class Keeper:
         skipped.end()
         return keep_model(self.folder, self._learner.version, self._learner.save)
 
+    def _is_kept(self, version: int) -> bool:
+        every = self.config.keep.keep_versions
+        return every > 0 and (version % every == 0 or version == self.config.steps)
+
+    def _keep_version(self, version: int, checkpoint: Path) -> None:
+        if self._is_kept(version):
+            Versions(self.folder).keep(version, checkpoint)
+
     @property
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(
@@ -133,5 +144,7 @@ class Keeper:
 
     def _read(self, folder: Path) -> dict[str, Any]:
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        self._learner.read(folder, int(state["version"]))
+        version = int(state["version"])
+        self._learner.read(folder, version)
+        self._keep_version(version, folder)  # a kill may have come between
         return state

@@ -575,6 +575,11 @@ class KeepPart(ConfigPart, CheckpointSettings):
     """Keep the weights at the end of each stage but the last as RUN/stages/1 and so on. Those of
     the last stage are in RUN/model.
     """
+    keep_versions: int = Field(default=0, ge=0)
+    """Steps from one version of the weights that is kept for `hrm-agent why` to the next (0: none
+    is kept). Each is kept with its optimiser, as its difference from the one before, in
+    RUN/versions.
+    """
 
 
 class EvaluationPart(ConfigPart):

@@ -59,8 +59,8 @@ class RankLearner(Learner):
         self._ranks = ranks
         self._sharded = ranks.sharding == "fsdp2"
         super().__init__(config, ranks.accelerator, folder)
-        if self._sharded and self._reference is not None:
-            self._reference = self._shard(self._reference).eval().requires_grad_(False)
+        if self._sharded and self.reference is not None:
+            self.reference = self._shard(self.reference).eval().requires_grad_(False)
         if self._sharded and self.teachers is not None:
             for teacher in dict.fromkeys(self.teachers.all):
                 if isinstance(teacher, LocalTeacher):

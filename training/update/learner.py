@@ -83,7 +83,8 @@ class Learner:
         non-finite gradient.
         """
         self._folder = folder
-        self._reference = self._policy.reference() if config.loss.kl_coef else None
+        self.reference = self._policy.reference() if config.loss.kl_coef else None
+        """Policy that the training began with (None if the loss has no divergence from it)."""
         self.teachers = self._policy.teachers(
             config.loss,
             {each.name: each.teacher for each in config.families if each.teacher is not None},
@@ -197,7 +198,7 @@ class Learner:
                     epochs=config.optim.epochs, max_grad_norm=config.optim.max_grad_norm
                 ),
                 accelerator=self.accelerator,
-                reference=self._reference,
+                reference=self.reference,
                 teacher=self.teachers,
                 version=self.version,
             )

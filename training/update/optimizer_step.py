@@ -85,6 +85,7 @@ __all__ = [
     "policy_update",
     "require_sampled_logprobs",
     "sequence_log_ratios",
+    "trained_tokens",
     "versions_behind",
 ]
 
@@ -442,13 +443,31 @@ def _loss(
     batch = fixed.batch
     counts = agreed.counts
     logprobs_K, comparable_K = sampled_and_recorded_logprobs(update.model, batch)
-    old_K = fixed.complete(logprobs_K, update.loss)
+    tokens = trained_tokens(fixed, logprobs_K, update.loss, log_ratios_K)
+    loss, metrics = policy_loss(tokens, counts, update.loss)
+    before_K = comparable_K if first else fixed.recorded_at_K
+    if not measured or before_K is None:
+        return loss, metrics | dict.fromkeys(_MISMATCH, logprobs_K.new_tensor(math.nan))
+    return loss, metrics | mismatch(before_K, batch.old_logprobs_K, fixed.correction, counts.tokens)
+
+
+def trained_tokens(
+    fixed: FixedInputs,
+    logprobs_K: Tensor,
+    options: LossOptions,
+    log_ratios_K: Tensor | None = None,
+) -> TrainedTokens:
+    """Inputs of the loss of a micro-batch, whose log-probs under the current weights are
+    `logprobs_K`. `log_ratios_K`: result of `sequence_log_ratios`, if the loss needs it.
+    """
+    batch = fixed.batch
+    old_K = fixed.complete(logprobs_K, options)
     weights_K = batch.weights_K
     teacher_K = fixed.teacher_logprobs_K
     if teacher_K is not None:
         teacher_K = torch.where(teacher_K == UNTAUGHT, old_K, teacher_K)
-        weights_K = taught(weights_K, old_K, teacher_K, update.loss)
-    tokens = TrainedTokens(
+        weights_K = taught(weights_K, old_K, teacher_K, options)
+    return TrainedTokens(
         logprobs_K=logprobs_K,
         old_logprobs_K=old_K,
         weights_K=weights_K,
@@ -459,11 +478,6 @@ def _loss(
         reference_logprobs_K=fixed.reference_logprobs_K,
         teacher_logprobs_K=teacher_K,
     )
-    loss, metrics = policy_loss(tokens, counts, update.loss)
-    before_K = comparable_K if first else fixed.recorded_at_K
-    if not measured or before_K is None:
-        return loss, metrics | dict.fromkeys(_MISMATCH, logprobs_K.new_tensor(math.nan))
-    return loss, metrics | mismatch(before_K, batch.old_logprobs_K, fixed.correction, counts.tokens)
 
 
 def _joined(rows: Sequence[dict[str, float]]) -> dict[str, float]:

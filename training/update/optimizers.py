@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,13 @@ from hrm_agent.training.config.parts import OptimPart
 
 __all__ = [
     "AdamW8bit",
+    "Moments",
     "Muon",
     "OnMasters",
     "RunningMean",
     "make_adamw",
     "make_optimizers",
+    "moments_of",
     "orthogonalised",
 ]
 
@@ -74,6 +76,42 @@ def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
     if all(parameter.dtype == torch.float32 for parameter in trained):
         return kind(trained, **options)
     return OnMasters(trained, lambda masters: kind(masters, **options))
+
+
+class Moments(NamedTuple):
+    """What AdamW remembers of the gradients of one weight."""
+
+    weight: Tensor
+    """Weight, or its master."""
+    mean: Tensor
+    """Running mean of the gradients, not corrected for its start."""
+    root: Tensor
+    """Root of the running mean of their squares, corrected for its start, plus epsilon."""
+    steps: int
+    """Number of steps that were taken."""
+
+
+def moments_of(optimizer: Optimizer) -> list[Moments | None]:
+    """Moments of each trained weight, in the order of the model's weights (None for a weight
+    without a gradient so far). `optimizer` was made by `make_adamw`.
+    """
+    found: list[Moments | None] = []
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            state: dict[str, Any] = optimizer.state.get(weight, {})
+            if not state:
+                found.append(None)
+                continue
+            steps = int(state["step"])
+            if "exp_avg" in state:
+                mean = state["exp_avg"]
+                root = state["exp_avg_sq"].sqrt()
+            else:
+                mean = _dequantized(state, "mean", weight)
+                root = _dequantized(state, "root", weight)
+            corrected = root / math.sqrt(1 - group["betas"][1] ** steps)
+            found.append(Moments(weight, mean, corrected + group["eps"], steps))
+    return found
 
 
 class AdamW8bit(Optimizer):
@@ -115,26 +153,14 @@ class AdamW8bit(Optimizer):
     def _step(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[weight], group["betas"]
         steps = state["step"] = state.get("step", 0) + 1
-        mean = self._read(state, "mean", gradient).lerp_(gradient, 1 - beta1)
-        square = self._read(state, "root", gradient).square_().lerp_(gradient.square(), 1 - beta2)
+        mean = _dequantized(state, "mean", gradient).lerp_(gradient, 1 - beta1)
+        square = _dequantized(state, "root", gradient).square_().lerp_(gradient.square(), 1 - beta2)
         root = square.sqrt_()
         size = group["lr"] / (1 - beta1**steps)
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.addcdiv_(mean, root / math.sqrt(1 - beta2**steps) + group["eps"], value=-size)
         self._keep(state, "mean", mean)
         self._keep(state, "root", root)
-
-    def _read(self, state: dict[str, Any], name: str, like: Tensor) -> Tensor:
-        kept: Tensor | None = state.get(name)
-        if kept is None:
-            return torch.zeros_like(like)
-        if kept.dtype != torch.uint8:
-            return kept
-        scales = state[f"{name}_scales"]
-        library: Any = torch.ops.bitsandbytes
-        return library.dequantize_blockwise.default(
-            kept, scales, _code(name, like.device), _BLOCK, torch.float32
-        )
 
     def _keep(self, state: dict[str, Any], name: str, value: Tensor) -> None:
         if value.numel() < _SMALL:
@@ -157,6 +183,20 @@ class AdamW8bit(Optimizer):
                 name: value.to(weight.device) if isinstance(value, Tensor) else value
                 for name, value in kept.items()
             }
+
+
+def _dequantized(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
+    """Mean that `AdamW8bit` keeps in 8 bits."""
+    kept: Tensor | None = state.get(name)
+    if kept is None:
+        return torch.zeros_like(like)
+    if kept.dtype != torch.uint8:
+        return kept
+    scales = state[f"{name}_scales"]
+    library: Any = torch.ops.bitsandbytes
+    return library.dequantize_blockwise.default(
+        kept, scales, _code(name, like.device), _BLOCK, torch.float32
+    )
 
 
 _codes: dict[tuple[bool, torch.device], Tensor] = {}

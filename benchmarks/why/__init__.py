@@ -1,0 +1,1 @@
+"""`why` against behaviours that were planted in a training."""

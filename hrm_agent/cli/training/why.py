@@ -1,0 +1,213 @@
+"""`hrm-agent why`: the step of a training, and the rollouts of it, that taught a behaviour."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.output import Output, progress
+from hrm_agent.errors import ConfigError, RunError, to_install
+from hrm_agent.models.slow_start import told_if_slow
+
+if TYPE_CHECKING:
+    from hrm_agent.training.analysis.why import Behaviour, Proof, Push, VersionPoint
+    from hrm_agent.training.records.retrace import RecordedTraining
+
+__all__ = ["run"]
+
+_TOKENS = 3
+"""Number of tokens that are named for a rollout."""
+
+
+def run(words: list[str]) -> int:
+    """Return 1 if no step taught the behaviour."""
+    parser = Parser(
+        "why",
+        "Say which step of a training, and which of its rollouts, taught the policy to say a text.",
+    )
+    add = parser.add_argument
+    add("run", type=Path, help="folder of a `train rl`")
+    add("prompt", nargs="?", help="task whose first answer is meant")
+    add("--says", metavar="TEXT", help="text with which the answer begins, or that a turn says")
+    add("--thread", help="recorded run, in place of a task")
+    add("--turn", type=int, metavar="N", help="its N-th call of the policy [the last one]")
+    add("--step", type=int, metavar="N", help="step to look at, from 1 [the one that taught most]")
+    add("--top", type=int, default=5, metavar="N", help="rollouts that are shown [5]")
+    add(
+        "--remove",
+        type=int,
+        default=3,
+        metavar="N",
+        help="first rollouts without which the step is taken again as a proof; 0: no proof [3]",
+    )
+    add(
+        "--then",
+        type=int,
+        default=5,
+        metavar="N",
+        help="following steps that the proof takes, too [5]",
+    )
+    arguments = parser.read(words)
+    _check(arguments)
+    if find_spec("torch") is None:
+        raise ConfigError("why needs torch.", f"Run `{to_install('train')}`.")
+    with told_if_slow("loading torch; the first time this takes up to a minute"):
+        from hrm_agent.training.records.retrace import opened_training
+    with opened_training(arguments.run) as training:
+        return _answer(training, arguments, Output(as_json=arguments.json))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if (arguments.prompt is None) == (arguments.thread is None):
+        raise ConfigError(
+            "why needs a task, or a recorded run.",
+            'Write `why RUN "PROMPT" --says TEXT`, or `why RUN --thread THREAD`.',
+        )
+    if arguments.prompt is not None and arguments.says is None:
+        raise ConfigError("--says is missing.", 'Write `why RUN "PROMPT" --says TEXT`.')
+    if arguments.turn is not None and arguments.thread is None:
+        raise ConfigError("--turn is without --thread.", "Name the thread as well.")
+    for name, least in (("top", 1), ("remove", 0), ("then", 0), ("step", 1)):
+        if (value := getattr(arguments, name)) is not None and value < least:
+            raise ConfigError(f"--{name} {value} is below {least}.", f"Write --{name} {least}.")
+
+
+def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: Output) -> int:
+    from hrm_agent.training.analysis.why import course, proof, pushes
+
+    if arguments.step is not None and arguments.step > len(training.rows):
+        raise RunError(
+            f"{training.folder} has {len(training.rows)} steps, and no step {arguments.step}.",
+            f"Write --step 1 to {len(training.rows)}.",
+        )
+    behaviour = _behaviour(training, arguments)
+    kept = training.kept
+    with progress("versions", len(kept)) as advance:
+        points: list[VersionPoint] = []
+        for point in course(training, behaviour):
+            points.append(point)
+            advance("")
+    number = _step(training, points, arguments)
+    step = training.step(number)
+    found = pushes(training, behaviour, step)
+    named = [each for each in found if each.push > 0][: arguments.remove]
+    proved = None
+    if named:
+        ids = [each.trajectory_id for each in named]
+        proved = proof(training, behaviour, step, ids, following=arguments.then)
+    output.result(
+        {
+            "behaviour": asdict(behaviour),
+            "versions": [asdict(point) for point in points],
+            "step": number + 1,
+            "rollouts": [asdict(each) for each in found],
+            "removed": [each.trajectory_id for each in named],
+            "proof": None if proved is None else asdict(proved),
+        }
+    )
+    _show_course(output, points, len(kept) == len(training.rows) + 1)
+    _show_rollouts(output, training, number, found, arguments.top)
+    if proved is not None:
+        _show_proof(output, number, len(named), proved)
+    if found:
+        output.next(f"hrm-agent show {found[0].thread_id} --store {training.folder}")
+    return 0 if found and found[0].push > 0 else 1
+
+
+def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
+    from hrm_agent.training.analysis.behaviours import answer_to, turn_of
+
+    if arguments.thread is not None:
+        return turn_of(training, arguments.thread, arguments.turn, arguments.says)
+    return asyncio.run(answer_to(training, arguments.prompt, arguments.says))
+
+
+def _step(
+    training: RecordedTraining, points: Sequence[VersionPoint], arguments: argparse.Namespace
+) -> int:
+    """Number of the step to look at, from 0: the one that taught most. Where versions between two
+    kept ones are missing, the last step before the largest rise.
+    """
+    if arguments.step is not None:
+        return arguments.step - 1
+    taught = [(point.taught, point.version) for point in points if point.taught is not None]
+    if taught:
+        return max(taught)[1] - 1
+    if len(points) < 2:
+        raise RunError(
+            f"{training.folder} has kept no version of its weights but the first.",
+            "Train with --keep-versions 1, or name a step: --step N.",
+        )
+    rises = [(after.logprob - before.logprob, after.version) for before, after in pairwise(points)]
+    return max(rises)[1] - 1
+
+
+def _show_course(output: Output, points: Sequence[VersionPoint], complete: bool) -> None:
+    rows: list[tuple[object, ...]] = []
+    for before, point in zip([None, *points], points, strict=False):
+        change = "" if before is None else f"{point.logprob - before.logprob:+.3f}"
+        taught = "" if point.taught is None else f"{point.taught:+.3f}"
+        rows.append((point.version, _probability(point.logprob), change, taught))
+    output.table(("after step", "P", "change of log P", "taught by the step"), rows)
+    if not complete:
+        output.say(
+            "Versions between those shown are not kept. Train with --keep-versions 1.", style="dim"
+        )
+
+
+def _show_rollouts(
+    output: Output, training: RecordedTraining, number: int, found: Sequence[Push], top: int
+) -> None:
+    from hrm_agent.training.analysis.token_sample import token_texts
+
+    total = math.fsum(each.push for each in found)
+    if not found:
+        output.say(f"\nStep {number + 1} trained on no rollout that moves this text.")
+        return
+    rows = [
+        (
+            each.thread_id,
+            each.reward,
+            "" if each.advantage is None else f"{each.advantage:+.2f}",
+            f"{each.push:+.3f}",
+            _strongest(
+                token_texts(training.learner.codec, [t.token_id for t in each.tokens]), each
+            ),
+        )
+        for each in found[:top]
+    ]
+    output.table(
+        ("thread", "reward", "advantage", "push", "strongest tokens"),
+        rows,
+        title=f"\nStep {number + 1}: {len(found)} rollouts push by {total:+.3f}",
+    )
+
+
+def _strongest(texts: Sequence[str], each: Push) -> str:
+    """Tokens with the largest pushes, in the order of the text."""
+    by_push = sorted(range(len(texts)), key=lambda i: -each.tokens[i].push)[:_TOKENS]
+    return "  ".join(f"{texts[i]!r} {each.tokens[i].push:+.3f}" for i in sorted(by_push))
+
+
+def _show_proof(output: Output, number: int, removed: int, proved: Proof) -> None:
+    until = number + proved.steps
+    which = "rollout" if removed == 1 else f"{removed} rollouts"
+    output.say(
+        f"\nProof: P is {_probability(proved.before)} before step {number + 1}, and"
+        f" {_probability(proved.recorded)} after step {until}. Without the first {which} of step"
+        f" {number + 1} it is {_probability(proved.without)} (log P"
+        f" {proved.without - proved.recorded:+.3f})."
+    )
+
+
+def _probability(logprob: float) -> str:
+    value = math.exp(logprob)
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"

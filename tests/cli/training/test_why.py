@@ -1,0 +1,54 @@
+"""`hrm-agent why`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+
+def test_a_small_training(hrm: Command) -> None:
+    small = ("--steps", "3", "--prompts-per-step", "3", "--group-size", "4", "--seed", "3")
+    assert hrm("train", "rl", *small, "--keep-versions", "1", "--out", "run").code == 0
+    told = hrm("why", "run", "--thread", "run/step-1/0/0", "--turn", "1", "--then", "1")
+    assert "taught by the step" in told.out and "strongest tokens" in told.out
+    assert "Proof: P is " in told.out and "Next:\n  hrm-agent show run/step-" in told.out
+
+    found = hrm("why", "run", "What is 3 * 4?", "--says", "<reason>", "--json").json
+    assert [each["version"] for each in found["versions"]] == [0, 1, 2, 3]
+    taught = {each["version"]: each["taught"] for each in found["versions"][1:]}
+    assert found["step"] == max(taught, key=lambda version: taught[version])
+    pushes = math.fsum(each["push"] for each in found["rollouts"])
+    assert pushes == pytest.approx(taught[found["step"]], rel=0.05, abs=1e-6)
+    assert found["removed"] == [each["trajectory_id"] for each in found["rollouts"][:3]]
+    assert found["proof"]["steps"] <= 3
+
+    named = hrm("why", "run", "What is 3 * 4?", "--says", "x", "--step", "2", "--remove", "0")
+    assert "Step 2: " in named.out and "Proof" not in named.out
+
+
+def test_versions_that_were_not_kept_are_told(hrm: Command) -> None:
+    small = ("--steps", "3", "--prompts-per-step", "2", "--group-size", "2", "--seed", "3")
+    assert hrm("train", "rl", *small, "--checkpoints", "1", "--out", "run").code == 0
+    told = hrm("why", "run", "--thread", "run/step-1/0/0", "--remove", "0")
+    assert "are not kept. Train with --keep-versions 1." in told.out and "Step 3: " in told.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run",), "needs a task, or a recorded run"),
+        (("run", "2 + 2?", "--thread", "t"), "needs a task, or a recorded run"),
+        (("run", "2 + 2?"), "--says is missing"),
+        (("run", "2 + 2?", "--says", "4", "--turn", "1"), "--turn is without --thread"),
+        (("run", "2 + 2?", "--says", "4", "--top", "0"), "--top 0 is below 1"),
+        (("run", "2 + 2?", "--says", "4"), "is not the folder of a `train rl`"),
+    ],
+)
+def test_a_mistake_is_told(words: tuple[str, ...], said: str, hrm: Command) -> None:
+    Path("run").mkdir()
+    told = hrm("why", *words)
+    assert told.code == 2 and said in " ".join(told.err.split())

@@ -1,0 +1,137 @@
+"""Behaviours of a policy as tokens: a text after the context in which it may be said."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hrm_agent.errors import ConfigError, ModelError, RunError, nearest
+from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.runtime.episode import Episode
+from hrm_agent.training.analysis.token_sample import token_texts
+from hrm_agent.training.analysis.why import Behaviour
+from hrm_agent.training.records.retrace import RecordedTraining
+from hrm_agent.training.rollout.rollout import open_run
+from hrm_agent.trajectory import Call, TaskRef, Trajectory
+from hrm_agent.trajectory.forest import path_to
+
+__all__ = ["answer_to", "turn_of"]
+
+
+async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behaviour:
+    """Behaviour that the first answer to a task begins with a text. The policy must be loaded."""
+    config = training.config
+    for header in training.store.journal.headers("run_id = ?", (training.run_id,)):
+        if header.task.prompt == prompt:
+            asked = training.store.journal.with_calls(header, requests=False)
+            break
+    else:
+        asked = await _asked(training, prompt)
+    call = next((each for each in asked.calls if each.token_ids and each.parent is None), None)
+    if call is None:
+        raise RunError(
+            f"The graph {config.graph} has asked the policy nothing for this task.",
+            "Name a call of the record: --thread THREAD --turn N.",
+        )
+    context = call.token_ids[: _sampled_from(call)]
+    codec: Any = training.learner.codec
+    return _behaviour(training, call, context, codec.encode_text(text))
+
+
+async def _asked(training: RecordedTraining, prompt: str) -> Trajectory:
+    """Run of a task by the policy that is loaded, which is not kept."""
+    config = training.config
+    learner = training.learner
+    model: Any = learner.accelerator.unwrap_model(learner.model)
+    engine = TransformersEngine(model, learner.codec, name=learner.name)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            opened = open_run(Path(folder), learner.name, config, backend=engine)
+            async with opened as runner:
+                return await runner.run(
+                    Episode(
+                        TaskRef(id="why", family="why", prompt=prompt),
+                        "why",
+                        graph=config.graph,
+                        context=config.context,
+                    )
+                )
+    finally:
+        engine.close()
+
+
+def turn_of(
+    training: RecordedTraining, thread: str, turn: int | None, text: str | None
+) -> Behaviour:
+    """Behaviour that call `turn` (from 1; None: the last) of a recorded run says what it said, or
+    `text` where it said it last. If it did not say `text`: that it says it at the end.
+    """
+    run = training.store.journal.find_trajectory(thread, requests=False)
+    if run is None:
+        known = [each.thread_id for each in training.store.threads(run_id=training.run_id)]
+        raise RunError(
+            f"Thread {thread!r} is missing in {training.store.url}. {nearest(thread, known)}".strip(),
+            f"`hrm-agent history --store {training.folder}` lists them.",
+        )
+    calls = [each for each in run.calls if each.model == training.learner.name and each.token_ids]
+    number = len(calls) if turn is None else turn
+    if not 1 <= number <= len(calls):
+        raise ConfigError(
+            f"Thread {thread!r} has {len(calls)} calls of the trained policy, and no call {number}.",
+            f"Write --turn 1 to {len(calls)}." if calls else "Name another thread.",
+        )
+    call = calls[number - 1]
+    path = path_to(run.calls, call.id)
+    before = [token for each in path[:-1] for token in each.token_ids]
+    first = _sampled_from(call)
+    prompt = [*before, *call.token_ids[:first]]
+    answer = call.token_ids[first:]
+    if text is None:
+        return _behaviour(training, call, prompt, answer)
+    place = _tokens_of(training, answer, text) if text else None
+    if place is not None:
+        return _behaviour(training, call, [*prompt, *answer[: place[0]]], answer[slice(*place)])
+    codec: Any = training.learner.codec
+    ended = bool(answer) and answer[-1] in codec.control_token_ids
+    whole = answer[:-1] if ended else answer
+    return _behaviour(training, call, [*prompt, *whole], codec.encode_text(text))
+
+
+def _tokens_of(
+    training: RecordedTraining, answer: Sequence[int], text: str
+) -> tuple[int, int] | None:
+    """Range of the tokens that hold the last occurrence of a text (None if there is none)."""
+    pieces = token_texts(training.learner.codec, answer)
+    at = "".join(pieces).rfind(text)
+    if at < 0:
+        return None
+    ends: list[int] = []
+    for piece in pieces:
+        ends.append((ends[-1] if ends else 0) + len(piece))
+    first = next(i for i, end in enumerate(ends) if end > at)
+    last = next(i for i, end in enumerate(ends) if end >= at + len(text))
+    return first, last + 1
+
+
+def _sampled_from(call: Call) -> int:
+    """Index of the first token that the policy sampled."""
+    return call.mask.index(True) if True in call.mask else len(call.mask)
+
+
+def _behaviour(
+    training: RecordedTraining, call: Call, context: Sequence[int], text: Sequence[int]
+) -> Behaviour:
+    if not text:
+        raise ConfigError("The text has no token.", "Write --says TEXT.")
+    ids = (*context, *text)
+    longest = training.learner.model.config.get_text_config().max_position_embeddings
+    if len(ids) > longest:
+        raise ModelError(
+            f"Context and text have {len(ids)} tokens, and the policy reads {longest}.",
+            "Name a shorter one.",
+        )
+    roles = training.config.adapter.lora_roles
+    role = call.identity.role if call.identity.role in roles else ""
+    return Behaviour(ids, len(context), training.config.temperature or 1.0, role)
