@@ -40,7 +40,7 @@ FOLLOWING = 5
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """What `why` said of one plant."""
+    """Answer of `why` to one plant."""
 
     step: int
     """Planted step, from 1."""

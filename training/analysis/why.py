@@ -1,4 +1,4 @@
-"""Why: the step of a training, and the rollouts of it, that taught a behaviour.
+"""Origin of a behaviour: the step of a training, and the rollouts of it, that taught it.
 
 A *behaviour* is a text after a context, and its probability under each version of the weights is
 computed by teacher forcing. What a step taught of it is of first order. AdamW's mean of gradients
@@ -285,7 +285,7 @@ class _State:
 
 
 def _taught(training: RecordedTraining, before: _State, after: _State) -> float:
-    """What the step between two consecutive versions taught."""
+    """Change of log-prob that the step between two consecutive versions caused."""
     fresh = after.steps <= before.steps and after.steps > 0
     taken = after.steps if fresh else after.steps - before.steps
     if taken == 0:

@@ -79,7 +79,7 @@ def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
 
 
 class Moments(NamedTuple):
-    """What AdamW remembers of the gradients of one weight."""
+    """AdamW's means of the gradients of one weight."""
 
     weight: Tensor
     """Weight, or its master."""

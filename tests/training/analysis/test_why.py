@@ -1,4 +1,4 @@
-"""What a step and its rollouts teach, against direct computations and planted behaviours."""
+"""Pushes of a step and its rollouts, against direct computations and planted behaviours."""
 
 from __future__ import annotations
 
