@@ -14,7 +14,8 @@ ones:
 g points where the step's loss falls. It is the difference of two kept means, so that no step is
 taken again for it. Within a step g is a sum over tokens. The *push* of a token is its part, which
 two forward passes give: the derivative of its log-prob along b / r, times that of the loss by its
-log-prob. What neither shows: gradients of second order, and that a later step sees other weights.
+log-prob. What neither shows: gradients of second order, and that a later step (also the later one
+of several optimiser steps on a batch) sees other weights.
 
 The proof takes the step again without some of its rollouts, and then the following steps as they
 are on record.

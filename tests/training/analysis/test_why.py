@@ -68,6 +68,34 @@ def test_a_step_s_pushes_sum_up_to_what_it_taught(training: RecordedTraining) ->
             assert each.push == pytest.approx(math.fsum(t.push for t in each.tokens))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lora_rank": 4},
+        pytest.param({"mini_batches": 2, "epochs": 2}, marks=pytest.mark.slow),
+        pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "adamw8bit", "forward": "tree"}, marks=pytest.mark.slow),
+        pytest.param({"objective": "gspo", "kl_coef": 0.1}, marks=pytest.mark.slow),
+    ],
+    ids=lambda settings: " ".join(settings),
+)
+def test_so_they_do_in_trainings_of_other_kinds(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = GrpoConfig.of(
+        steps=3, prompts_per_step=3, group_size=4, keep_versions=1, seed=3, **settings
+    )
+    asyncio.run(train(config, tmp_path / "run"))
+    with opened_training(tmp_path / "run", config) as training:
+        behaviour = turn_of(training, "run/step-2/0/0", 1, None)
+        taught = {point.version: point.taught for point in course(training, behaviour)}
+        for number in range(3):
+            found = pushes(training, behaviour, training.step(number))
+            total = sum(each.push for each in found)
+            size = sum(abs(each.push) for each in found)
+            # the later of several optimiser steps have other weights, and other gradients
+            share = 0.5 if "epochs" in settings else 0.1
+            assert abs(total - (taught[number + 1] or 0)) < share * size, number
+
+
 def test_a_rollout_s_push_is_that_of_its_own_gradient(training: RecordedTraining) -> None:
     """The loss of one rollout alone, by automatic differentiation, along the same direction."""
     behaviour = first_turn(training)
