@@ -77,7 +77,7 @@ def test_a_step_s_pushes_sum_up_to_what_it_taught(training: RecordedTraining) ->
         pytest.param({"optimizer": "adamw8bit", "forward": "tree"}, marks=pytest.mark.slow),
         pytest.param({"objective": "gspo", "kl_coef": 0.1}, marks=pytest.mark.slow),
     ],
-    ids=lambda settings: " ".join(settings),
+    ids=" ".join,
 )
 def test_so_they_do_in_trainings_of_other_kinds(settings: dict[str, Any], tmp_path: Path) -> None:
     config = GrpoConfig.of(
