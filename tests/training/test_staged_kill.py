@@ -1,5 +1,5 @@
 """`kill -9` of a training with all that it may hold: stages, refill, mastered problems,
-evaluations, checkpoints.
+evaluations, checkpoints, kept versions.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hrm_agent.store import open_store
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.config.parts import TrainingStage
 from hrm_agent.training.metrics import read_metrics
+from hrm_agent.training.versions import Versions
 from hrm_agent.trajectory import Verdict
 from tests.support.training.killed_training import assert_same_weights, forked, sampled_tokens
 
@@ -40,6 +41,7 @@ CONFIG = GrpoConfig.of(
     eval_every=2,
     eval_problems=4,
     stage_models=True,
+    keep_versions=1,
     cooldown=0.0,
     seed=3,
 )
@@ -121,3 +123,6 @@ def test_a_run_that_is_killed_anywhere_comes_to_the_same(
     assert facts(folder) == facts(undisturbed)
     assert_same_weights(folder, undisturbed, atol=1e-5)
     assert_same_weights(folder, undisturbed, atol=1e-5, model="stages/1")
+    kept = Versions(folder)
+    with kept.opened([1, 2, 3, 4]) as versions:
+        assert [number for number, _ in versions] == kept.numbers
