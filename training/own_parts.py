@@ -38,6 +38,7 @@ __all__ = [
     "own_parts",
     "part_by_name",
     "refuse_other_parts",
+    "refuse_parts_changed_since",
 ]
 
 OWN_PARTS_FILE = "own-parts.json"
@@ -167,6 +168,13 @@ def refuse_other_parts(config: GrpoConfig, digests: Mapping[str, str], whose: st
             )
 
 
+def refuse_parts_changed_since(config: GrpoConfig, folder: Path) -> None:
+    """Raise `RunError` if steps of the run in `folder` were taken with other files."""
+    path = folder / OWN_PARTS_FILE
+    if path.exists():
+        refuse_other_parts(config, _read(path), f"with which the run in {folder} began")
+
+
 def keep_own_parts(config: GrpoConfig, folder: Path) -> None:
     """Store the digests of the user's functions in the folder of a run that has taken no step yet.
 
@@ -174,7 +182,7 @@ def keep_own_parts(config: GrpoConfig, folder: Path) -> None:
     """
     path = folder / OWN_PARTS_FILE
     if path.exists() and read_metrics(folder / METRICS_FILE):
-        refuse_other_parts(config, _read(path), f"with which the run in {folder} began")
+        refuse_parts_changed_since(config, folder)
     elif digests := digests_of(config):
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:

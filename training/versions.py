@@ -3,29 +3,30 @@
     RUN/versions/step-000012.zip    the files of a checkpoint, as differences
     RUN/versions/newest/            the files of the newest version, by hard links
 
-A difference is the exclusive or of two files of one length. Its bytes are sorted by their place in
-a number of four bytes, so that signs and exponents, which rarely change, lie together, and then
-compressed. A file of another length than before is kept whole, and so is each file of every
-`_WHOLE_EVERY`-th version, so that few versions have to be read for one. Each file has its SHA-256
-on record.
+A difference is the exclusive or of two files of one length. Its bytes are sorted, in pieces, by
+their place in a number of four bytes, so that signs and exponents, which rarely change, lie
+together, and then compressed. A file of another length than before is kept whole, and so is each
+file of every `_WHOLE_EVERY`-th version, so that few versions have to be read for one. Each file has
+its SHA-256 on record.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Generator, Iterable
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
+from pydantic import BaseModel
 
 from hrm_agent.basics.files import replacing
 from hrm_agent.errors import RunError
@@ -38,8 +39,29 @@ _NUMBER = "number"
 _NAME = re.compile(r"step-(\d{6,})\.zip")
 _WIDTH = 4
 """Bytes of a number. Weights in 16 bits are two of them."""
+_PIECE = 16 << 20
+"""Bytes that are held in memory at once, a multiple of `_WIDTH`."""
 _LEVEL = 1
 """Level of compression. Higher ones take several times as long for a few percent."""
+_DAMAGE = (
+    *(OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""Errors that a damaged archive may raise."""
+
+
+class _File(BaseModel):
+    sha256: str
+    """Hash of the file's content, in hexadecimal digits."""
+    whole: bool
+    """True if the archive has the content, False if it has the difference from the file before."""
+
+
+class _Index(BaseModel):
+    before: int | None
+    """Version from which this one differs (None for one that is kept whole)."""
+    files: dict[str, _File]
+    """Files by their names in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +88,16 @@ class Versions:
         return sum(self._path(number).stat().st_size for number in self.numbers)
 
     def keep(self, number: int, files: Path) -> None:
-        """Keep the files of a folder as version `number`. A version that is kept already is left as
-        it is.
+        """Keep the files of a folder as version `number`. If it is kept already with other files,
+        it is replaced, and later versions, whose steps are taken again, are removed.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._path(number).exists():
-            before = self._newest_below(number)
+        if not self._has(number, files):
+            for later in reversed([each for each in self.numbers if each >= number]):
+                self._path(later).unlink()
+            before = self._before(number)
             with replacing(self._path(number)) as part:
-                _write(part, files, before, self._newest if before is not None else None)
+                _write(part, files, before, self._newest)
         fresh = self._newest.with_name("newest.part")
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(files, fresh, copy_function=_linked)
@@ -103,7 +127,11 @@ class Versions:
         wanted: int | None = number
         while wanted is not None and wanted != held:
             chain.append(wanted)
-            wanted = _index(self._path(wanted))["before"]
+            path = self._path(wanted)
+            before = _index(path).before
+            if before is not None and before >= wanted:
+                raise _damaged(path, f"it is said to follow version {before}")
+            wanted = before
         return chain[::-1]
 
     @property
@@ -113,15 +141,40 @@ class Versions:
     def _path(self, number: int) -> Path:
         return self.folder / f"step-{number:06}.zip"
 
-    def _newest_below(self, number: int) -> int | None:
-        """Version whose files are in `newest`, if `number` may be kept as a difference from it."""
+    def _has(self, number: int, files: Path) -> bool:
+        """True if version `number` is kept with the contents of these files."""
         try:
-            found = int((self._newest / _NUMBER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
+            return _hashes(_index(self._path(number))) == _hashes_of(files)
+        except RunError:
+            return False
+
+    def _before(self, number: int) -> int | None:
+        """Version from which `number` may be kept as a difference (None: it is kept whole). It is
+        the one before, if `newest` has its files.
+        """
         earlier = [each for each in self.numbers if each < number]
-        whole = len(earlier) % _WHOLE_EVERY == 0
-        return None if whole or not earlier or found != earlier[-1] else found
+        if len(earlier) % _WHOLE_EVERY == 0 or not (self._newest / _NUMBER).is_file():
+            return None
+        return earlier[-1] if self._has(earlier[-1], self._newest) else None
+
+
+def _hashes(index: _Index) -> dict[str, str]:
+    return {name: entry.sha256 for name, entry in index.files.items()}
+
+
+def _hashes_of(folder: Path) -> dict[str, str]:
+    return {name: _hash(folder / name) for name in _names(folder)}
+
+
+def _names(folder: Path) -> list[str]:
+    """Names of a checkpoint's files."""
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return sorted({each.relative_to(folder).as_posix() for each in files} - {_NUMBER})
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _linked(source: str, target: str) -> None:
@@ -132,73 +185,103 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _write(path: Path, files: Path, before: int | None, old: Path | None) -> None:
-    listed: dict[str, Any] = {}
+def _write(path: Path, files: Path, before: int | None, old: Path) -> None:
+    listed: dict[str, _File] = {}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
-        for file in sorted(each for each in files.rglob("*") if each.is_file()):
-            name = file.relative_to(files).as_posix()
-            content = file.read_bytes()
-            earlier = old / name if old is not None else None
+        for name in _names(files):
+            file = files / name
+            earlier = old / name
             differs = (
-                earlier is not None and earlier.is_file() and earlier.stat().st_size == len(content)
+                before is not None
+                and earlier.is_file()
+                and earlier.stat().st_size == file.stat().st_size
             )
-            listed[name] = {
-                "sha256": hashlib.sha256(content).hexdigest(),
-                "whole": not differs,
-            }
-            base = earlier.read_bytes() if differs and earlier is not None else None
-            archive.writestr(name, _sorted(_combined(content, base)))
-        archive.writestr(_INDEX, json.dumps({"before": before, "files": listed}))
+            listed[name] = _File(sha256=_hash(file), whole=not differs)
+            with archive.open(name, "w", force_zip64=True) as written, file.open("rb") as content:
+                base = earlier.open("rb") if differs else None
+                for piece in _combined(content, base):
+                    written.write(_sorted(piece))
+                if base is not None:
+                    base.close()
+        archive.writestr(_INDEX, _Index(before=before, files=listed).model_dump_json())
 
 
 def _apply(path: Path, place: Path) -> None:
     """Make the files in `place`, those of the version before, into those of the version at `path`."""
+    index = _index(path)
+    made = place / "next"
     try:
         with zipfile.ZipFile(path) as archive:
-            index = json.loads(archive.read(_INDEX))
-            for name, entry in index["files"].items():
+            for name, entry in index.files.items():
                 file = place / name
                 if not file.resolve().is_relative_to(place.resolve()):
                     raise _damaged(path, f"{name!r} leads out of its folder")
-                base = None if entry["whole"] else file.read_bytes()
-                content = _combined(_unsorted(archive.read(name)), base)
-                if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-                    raise _damaged(path, f"{name} has other contents than it was written with")
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(content)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                with archive.open(name) as kept, made.open("wb") as written:
+                    base = None if entry.whole else file.open("rb")
+                    for piece in _combined(kept, base, _unsorted):
+                        written.write(piece)
+                    if base is not None:
+                        base.close()
+                if _hash(made) != entry.sha256:
+                    raise _damaged(path, f"{name} has other contents than it was written with")
+                made.replace(file)
+    except _DAMAGE as error:
         raise _damaged(path, str(error)) from error
-    for file in [each for each in place.rglob("*") if each.is_file()]:
-        if file.relative_to(place).as_posix() not in index["files"]:
-            file.unlink()
+    for name in [each for each in _names(place) if each not in index.files]:
+        (place / name).unlink()
 
 
-def _index(path: Path) -> dict[str, Any]:
+def _index(path: Path) -> _Index:
     try:
         with zipfile.ZipFile(path) as archive:
-            return json.loads(archive.read(_INDEX))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            return _Index.model_validate_json(archive.read(_INDEX))
+    except _DAMAGE as error:
         raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: Path, why: str) -> RunError:
-    return RunError(f"The version {path} is damaged: {why}.", "Restore it from a copy.")
+    first = " ".join(why.split())[:200]
+    return RunError(f"The version {path} is damaged: {first}.", "Restore it from a copy.")
 
 
-def _combined(content: bytes, base: bytes | None) -> bytes:
-    if base is None:
-        return content
-    return np.bitwise_xor(np.frombuffer(content, np.uint8), np.frombuffer(base, np.uint8)).tobytes()
+def _plain(piece: bytes) -> bytes:
+    return piece
 
 
-def _sorted(content: bytes) -> bytes:
+def _combined(
+    content: IO[bytes], base: IO[bytes] | None, read: Callable[[bytes], bytes] = _plain
+) -> Iterator[bytes]:
+    """Pieces of the exclusive or of two files of one length (of `content` alone without a base).
+    `read` is called with each piece of `content`.
+    """
+    while piece := _read(content):
+        own = read(piece)
+        if base is None:
+            yield own
+            continue
+        other = np.frombuffer(base.read(len(own)), np.uint8)
+        yield np.bitwise_xor(np.frombuffer(own, np.uint8), other).tobytes()
+
+
+def _read(file: IO[bytes]) -> bytes:
+    """Next piece, shorter only at the end of the file."""
+    pieces: list[bytes] = []
+    missing = _PIECE
+    while missing and (found := file.read(missing)):
+        pieces.append(found)
+        missing -= len(found)
+    return b"".join(pieces)
+
+
+def _sorted(piece: bytes) -> bytes:
     """Bytes by their place in a number, then the rest."""
-    whole = len(content) // _WIDTH * _WIDTH
-    numbers = np.frombuffer(content[:whole], np.uint8).reshape(-1, _WIDTH)
-    return numbers.T.tobytes() + content[whole:]
+    whole = len(piece) // _WIDTH * _WIDTH
+    numbers = np.frombuffer(piece[:whole], np.uint8).reshape(-1, _WIDTH)
+    return numbers.T.tobytes() + piece[whole:]
 
 
-def _unsorted(content: bytes) -> bytes:
-    whole = len(content) // _WIDTH * _WIDTH
-    numbers = np.frombuffer(content[:whole], np.uint8).reshape(_WIDTH, -1)
-    return numbers.T.tobytes() + content[whole:]
+def _unsorted(piece: bytes) -> bytes:
+    whole = len(piece) // _WIDTH * _WIDTH
+    numbers = np.frombuffer(piece[:whole], np.uint8).reshape(_WIDTH, -1)
+    return numbers.T.tobytes() + piece[whole:]

@@ -51,15 +51,34 @@ def test_each_version_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert versions.size == sum(sizes.values())
 
 
-def test_a_version_is_kept_once_and_after_a_gap_whole(tmp_path: Path) -> None:
+def test_an_equal_version_is_left_as_it_is_and_another_one_replaces_it(tmp_path: Path) -> None:
+    versions = Versions(tmp_path)
+    made = {number: checkpoint(tmp_path, number) for number in (1, 2, 3, 4)}
+    for number in (1, 2, 3):
+        versions.keep(number, made[number])
+    written = (tmp_path / "versions/step-000002.zip").stat().st_mtime_ns
+    versions.keep(2, made[2])  # the run goes on from a checkpoint before its newest version
+    assert versions.numbers == [1, 2, 3]
+    assert (tmp_path / "versions/step-000002.zip").stat().st_mtime_ns == written
+    (made[2] / "state").write_text("of a longer plan")
+    versions.keep(2, made[2])
+    assert versions.numbers == [1, 2]
+    for number in (3, 4):
+        versions.keep(number, made[number])
+    with versions.opened(made) as found:
+        assert [contents(folder) for _, folder in found] == [
+            contents(each) for each in made.values()
+        ]
+
+
+def test_files_of_another_version_are_no_base(tmp_path: Path) -> None:
     versions = Versions(tmp_path)
     first, second, other = (checkpoint(tmp_path, number) for number in (1, 2, 3))
     versions.keep(1, first)
-    written = (tmp_path / "versions/step-000001.zip").stat().st_mtime_ns
-    versions.keep(1, first)
-    assert (tmp_path / "versions/step-000001.zip").stat().st_mtime_ns == written
     versions.keep(2, second)
-    (tmp_path / "versions/newest/number").write_text("7")  # of a copy that was interrupted
+    state = tmp_path / "versions" / "newest" / "state"
+    state.unlink()
+    state.write_text("changed")
     versions.keep(3, other)
     with versions.opened([3]) as found:
         ((_, folder),) = found
@@ -68,7 +87,19 @@ def test_a_version_is_kept_once_and_after_a_gap_whole(tmp_path: Path) -> None:
         assert json.loads(archive.read("index.json"))["before"] is None
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "escaping", "no index"])
+def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIECE", 1024)
+    versions = Versions(tmp_path)
+    made = [checkpoint(tmp_path, number, 10_001) for number in (1, 2)]
+    for number, folder in enumerate(made, 1):
+        versions.keep(number, folder)
+    with versions.opened([1, 2]) as found:
+        assert [contents(folder) for _, folder in found] == [contents(each) for each in made]
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "changed", "escaping", "no index", "a circle", "of lists", "of nothing"]
+)
 def test_a_damaged_version_is_refused(damage: str, tmp_path: Path) -> None:
     versions = Versions(tmp_path)
     for number in (1, 2):
@@ -84,6 +115,12 @@ def test_a_damaged_version_is_refused(damage: str, tmp_path: Path) -> None:
             members["role/weights"] = bytes(len(members["role/weights"]))
         if damage == "escaping":
             index["files"] = {"../../outside": {"sha256": "", "whole": True}}
+        if damage == "a circle":
+            index["before"] = 2
+        if damage == "of lists":
+            index["files"] = [1]
+        if damage == "of nothing":
+            index = []
         with zipfile.ZipFile(path, "w") as archive:
             for name, content in members.items():
                 archive.writestr(name, content)

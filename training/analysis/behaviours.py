@@ -9,12 +9,12 @@ from typing import Any
 
 from hrm_agent.errors import ConfigError, ModelError, RunError, nearest
 from hrm_agent.models.local.engine import TransformersEngine
-from hrm_agent.runtime.episode import Episode
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.analysis.why import Behaviour
 from hrm_agent.training.records.retrace import RecordedTraining
-from hrm_agent.training.rollout.rollout import open_run
-from hrm_agent.trajectory import Call, TaskRef, Trajectory
+from hrm_agent.training.rollout.rollout import group_episodes, open_run
+from hrm_agent.training.tasks import Task
+from hrm_agent.trajectory import Call, Trajectory
 from hrm_agent.trajectory.forest import path_to
 
 __all__ = ["answer_to", "turn_of"]
@@ -22,17 +22,17 @@ __all__ = ["answer_to", "turn_of"]
 
 async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behaviour:
     """Behaviour that the first answer to a task begins with a text. The policy must be loaded."""
-    config = training.config
-    for header in training.store.journal.headers("run_id = ?", (training.run_id,)):
-        if header.task.prompt == prompt:
-            asked = training.store.journal.with_calls(header, requests=False)
-            break
-    else:
+    headers = training.store.journal.headers("run_id = ?", (training.run_id,))
+    # a later stage may ask in another way
+    header = next((each for each in reversed(headers) if each.task.prompt == prompt), None)
+    if header is None:
         asked = await _asked(training, prompt)
-    call = next((each for each in asked.calls if each.token_ids and each.parent is None), None)
+    else:
+        asked = training.store.journal.with_calls(header, requests=False)
+    call = next((each for each in _calls(training, asked) if each.parent is None), None)
     if call is None:
         raise RunError(
-            f"The graph {config.graph} has asked the policy nothing for this task.",
+            f"The graph {asked.graph} has asked the policy nothing for this task.",
             "Name a call of the record: --thread THREAD --turn N.",
         )
     context = call.token_ids[: _sampled_from(call)]
@@ -41,23 +41,27 @@ async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behav
 
 
 async def _asked(training: RecordedTraining, prompt: str) -> Trajectory:
-    """Run of a task by the policy that is loaded, which is not kept."""
-    config = training.config
+    """Run of a task in the last stage, by the policy that is loaded. It is not kept."""
+    config = training.at_step(len(training.rows) - 1)
     learner = training.learner
     model: Any = learner.accelerator.unwrap_model(learner.model)
     engine = TransformersEngine(model, learner.codec, name=learner.name)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            opened = open_run(Path(folder), learner.name, config, backend=engine)
+            (episode,) = group_episodes(
+                [Task(prompt=prompt, id="why", family="why")],
+                1,
+                run_id="why",
+                stage="why",
+                seed=config.seed,
+                graph=config.graph,
+                context=config.context,
+                options=config.task_options(),
+            )
+            allow = config.allowed_types
+            opened = open_run(Path(folder), learner.name, config, backend=engine, allow=allow)
             async with opened as runner:
-                return await runner.run(
-                    Episode(
-                        TaskRef(id="why", family="why", prompt=prompt),
-                        "why",
-                        graph=config.graph,
-                        context=config.context,
-                    )
-                )
+                return await runner.run(episode)
     finally:
         engine.close()
 
@@ -75,7 +79,7 @@ def turn_of(
             f"Thread {thread!r} is missing in {training.store.url}. {nearest(thread, known)}".strip(),
             f"`hrm-agent history --store {training.folder}` lists them.",
         )
-    calls = [each for each in run.calls if each.model == training.learner.name and each.token_ids]
+    calls = _calls(training, run)
     number = len(calls) if turn is None else turn
     if not 1 <= number <= len(calls):
         raise ConfigError(
@@ -97,6 +101,11 @@ def turn_of(
     ended = bool(answer) and answer[-1] in codec.control_token_ids
     whole = answer[:-1] if ended else answer
     return _behaviour(training, call, [*prompt, *whole], codec.encode_text(text))
+
+
+def _calls(training: RecordedTraining, run: Trajectory) -> list[Call]:
+    """Calls of the trained policy."""
+    return [each for each in run.calls if each.model == training.learner.name and each.token_ids]
 
 
 def _tokens_of(
@@ -134,4 +143,4 @@ def _behaviour(
         )
     roles = training.config.adapter.lora_roles
     role = call.identity.role if call.identity.role in roles else ""
-    return Behaviour(ids, len(context), training.config.temperature or 1.0, role)
+    return Behaviour(ids, len(context), call.sampled_with.temperature or 1.0, role)

@@ -5,20 +5,25 @@ computed by teacher forcing. What a step taught of it is of first order. AdamW's
 takes in the step's gradient g and moves the weights by it in this step and, ever less, in all later
 ones:
 
-    taught = F g . b / r
+    taught = - F g . b / r
 
     b    gradient of the behaviour's log-prob at the weights before the step
-    r    root of AdamW's mean of squares, corrected, after the step
-    F    sum over this and later steps j of rate_j beta1^j (1 - beta1) / (1 - beta1^steps_j)
+    r    root of AdamW's mean of squares, corrected, plus epsilon, after the step
+    F    sum over this and later optimiser steps j = 0, 1, ... of
+         rate_j beta1^j (1 - beta1) / (1 - beta1^(t + j)), where t steps are behind the first one
 
-g points where the step's loss falls. It is the difference of two kept means, so that no step is
-taken again for it. Within a step g is a sum over tokens. The *push* of a token is its part, which
-two forward passes give: the derivative of its log-prob along b / r, times that of the loss by its
-log-prob. What neither shows: gradients of second order, and that a later step (also the later one
-of several optimiser steps on a batch) sees other weights.
+g is the gradient of the loss. It is the difference of two kept means, so that no step is taken again
+for it. Within a step g is a sum over tokens. The *push* of a token is its part, which two forward
+passes give: the derivative of its log-prob along b / r, times that of the loss by its log-prob.
+Where the step's gradients nearly cancel, r is nearly 0, and parts would be huge numbers of both
+signs. So r is at least `_DAMPING` of its mean over a tensor for pushes.
 
-The proof takes the step again without some of its rollouts, and then the following steps as they
-are on record.
+What neither shows: gradients of second order, that a later step (also the later one of several
+optimiser steps on a batch) sees other weights, weight decay, and that r would be another one without
+a rollout.
+
+The proof takes the step again without what some of its rollouts teach, and then the following steps
+as they are on record.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import math
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,10 +41,10 @@ from torch import Tensor
 from hrm_agent.training.records.retrace import RecordedStep, RecordedTraining
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.logprobs import token_logprobs
-from hrm_agent.training.update.model_mode import in_update
+from hrm_agent.training.update.model_mode import as_it_answers
 from hrm_agent.training.update.objectives import LossOptions, policy_loss
 from hrm_agent.training.update.optimizer_step import fix_inputs, fresh_only, trained_tokens
-from hrm_agent.training.update.optimizers import moments_of
+from hrm_agent.training.update.optimizers import Moments, moments_of
 from hrm_agent.training.update.reductions import agree
 
 __all__ = [
@@ -49,10 +55,14 @@ __all__ = [
     "VersionPoint",
     "course",
     "logprob_at",
+    "most_taught",
     "proof",
     "pushes",
 ]
 
+_DAMPING = 0.01
+_FORGOTTEN = 1e-4
+"""Share of a gradient in AdamW's mean below which it no longer counts."""
 _MOVEMENT = 1e-3
 """Movement of the weights over which derivatives are measured, as a share of the weights (root mean
 squares). A tenth of it drowns in the rounding of single precision, ten times it is no longer
@@ -154,11 +164,15 @@ class Proof:
     """Number of steps between `before` and the others."""
 
 
-def course(training: RecordedTraining, behaviour: Behaviour) -> Iterator[VersionPoint]:
-    """Points of all kept versions, in order."""
+def course(
+    training: RecordedTraining, behaviour: Behaviour, versions: Iterator[int] | None = None
+) -> Iterator[VersionPoint]:
+    """Points of all kept versions, in order, or of those that `versions` yields while they are
+    loaded.
+    """
     batch = behaviour.batch()
     before: _State | None = None
-    for version in training.versions(training.kept):
+    for version in training.versions(training.kept) if versions is None else versions:
         state = _State.of(training, version, batch)
         consecutive = before is not None and before.version == version - 1
         taught = _taught(training, before, state) if before and consecutive else None
@@ -166,10 +180,30 @@ def course(training: RecordedTraining, behaviour: Behaviour) -> Iterator[Version
         before = state
 
 
+def most_taught(
+    training: RecordedTraining, behaviour: Behaviour, points: Sequence[VersionPoint]
+) -> tuple[int, list[VersionPoint]]:
+    """Step that taught most, from 0, and the points with those between two kept versions that were
+    made to find it.
+
+    If versions are missing, it is the one that taught most within the largest rise, whose steps are
+    taken again. Raises `RunError` if only version 0 is kept and none was made after it.
+    """
+    found = list(points)
+    pairs = list(pairwise(found))
+    if all(after.version == before.version + 1 for before, after in pairs):
+        return max(pairs, key=lambda pair: pair[1].taught or 0.0)[0].version, found
+    first, last = max(pairs, key=lambda pair: pair[1].logprob - pair[0].logprob)
+    within = list(course(training, behaviour, training.walk(first.version, last.version)))
+    place = found.index(first)
+    found[place : place + 2] = [first, *within[1:]]
+    return max(within[1:], key=lambda each: each.taught or 0.0).version - 1, found
+
+
 def logprob_at(training: RecordedTraining, behaviour: Behaviour) -> float:
     """Log-prob of a behaviour under the weights that are loaded."""
     model = training.learner.model
-    with torch.no_grad(), in_update(model):
+    with torch.no_grad(), as_it_answers(model):
         return float(token_logprobs(model, behaviour.batch().to(_device(model))).double().sum())
 
 
@@ -187,32 +221,35 @@ def pushes(training: RecordedTraining, behaviour: Behaviour, step: RecordedStep)
     start = [weight.detach().clone() for weight in weights]
     slopes = _loss_slopes(training, batches, loss)
     row = training.take(step)
-    roots = moments_of(training.learner.optimizer)
+    moments = moments_of(training.learner.optimizer)
     along = [
-        each / root.root if root is not None else torch.zeros_like(each)
-        for each, root in zip(direction, roots, strict=True)
+        each / _damped(moment.root) if moment is not None else torch.zeros_like(each)
+        for each, moment in zip(direction, moments, strict=True)
     ]
-    counts = [each.steps for each in roots if each is not None]
     with torch.no_grad():
         for weight, value in zip(weights, start, strict=True):
             weight.copy_(value)
-    if not counts or not row["stepped"] or _rms(along) == 0:
+    if not row["stepped"] or _rms(along) == 0:
         return []
     size = _MOVEMENT * _rms(start) / _rms(along)
-    beta1 = _beta1(training)
     optim = step.config.optim
     clip = min(1.0, optim.max_grad_norm / (row["grad_norm"] + 1e-6))
-    factor = _factor(training, step.number, max(counts)) * (1 - beta1) * clip
-    taken = len(batches) * optim.epochs
+    taken = sum(bool(part) for part in batches) * optim.epochs
+    behind = max(each.steps for each in moments if each is not None) - taken
+    rates = _rates(training, step.number)
     by_rollout: dict[str, list[TokenPush]] = {}
+    place = 0
     for number, (part, ids) in enumerate(zip(batches, step.trained_by_part, strict=True)):
-        # later optimiser steps of the same batch discount the earlier ones
-        share = sum(
-            beta1 ** (taken - 1 - epoch * len(batches) - number) for epoch in range(optim.epochs)
+        if not part:
+            continue
+        factor = clip * sum(
+            _factor(rates[first:], behind + first, optim.adam_beta1)
+            for first in range(place, taken, taken // optim.epochs)
         )
+        place += 1
         for batch, slopes_K in zip(part, slopes[number], strict=True):
             changes_K = _derivative(model, batch, weights, start, along, size)
-            pushes_K = -factor * share * slopes_K * changes_K
+            pushes_K = -factor * slopes_K * changes_K
             token_ids = batch.token_ids_N[batch.loss_indices_K].tolist()
             entries = zip(batch.sequences_K.tolist(), token_ids, pushes_K.tolist(), strict=True)
             for sequence, token_id, push in entries:
@@ -249,7 +286,7 @@ def proof(
     end = min(step.number + following, len(training.rows) - 1)
     training.load(step.number)
     before = logprob_at(training, behaviour)
-    training.take(step.without(removed))
+    training.take(step.without(removed))  # its metrics are others than on record
     for number in range(step.number + 1, end + 1):
         training.take(training.step(number))
     without = logprob_at(training, behaviour)
@@ -262,64 +299,77 @@ class _State:
     version: int
     logprob: float
     gradient: list[Tensor]
-    """Gradient of the behaviour's log-prob."""
-    means: list[Tensor | None]
-    roots: list[Tensor | None]
-    steps: int
-    """Number of steps of the optimiser (0 for a fresh one)."""
+    """Gradient of the behaviour's log-prob by each trained weight."""
+    moments: list[Moments | None]
 
     @classmethod
     def of(cls, training: RecordedTraining, version: int, batch: MicroBatch) -> _State:
         model = training.learner.model
-        gradient = _gradient(model, batch)
-        with torch.no_grad(), in_update(model):
+        with torch.no_grad(), as_it_answers(model):
             logprob = float(token_logprobs(model, batch.to(_device(model))).double().sum())
-        moments = moments_of(training.learner.optimizer)
-        return cls(
-            version,
-            logprob,
-            gradient,
-            [None if each is None else each.mean.clone() for each in moments],
-            [None if each is None else each.root for each in moments],
-            max((each.steps for each in moments if each is not None), default=0),
-        )
+        moments = [
+            None if each is None else each._replace(mean=each.mean.clone())
+            for each in moments_of(training.learner.optimizer)
+        ]
+        return cls(version, logprob, _gradient(model, batch), moments)
 
 
 def _taught(training: RecordedTraining, before: _State, after: _State) -> float:
     """Change of log-prob that the step between two consecutive versions caused."""
-    fresh = after.steps <= before.steps and after.steps > 0
-    taken = after.steps if fresh else after.steps - before.steps
-    if taken == 0:
-        return 0.0
-    kept = 0.0 if fresh else _beta1(training) ** taken
+    number = before.version
+    beta1 = training.config.optim.adam_beta1
+    rates = _rates(training, number)
+    fresh = training.begins_afresh(number)
     total = 0.0
-    for gradient, old, mean, root in zip(
-        before.gradient, before.means, after.means, after.roots, strict=True
-    ):
-        if mean is None or root is None:
+    for gradient, old, new in zip(before.gradient, before.moments, after.moments, strict=True):
+        if new is None:
             continue
-        own = mean if old is None else mean - kept * old
-        total += float((own / root * gradient).double().sum())
-    return -_factor(training, after.version - 1, after.steps) * total
-
-
-def _factor(training: RecordedTraining, step: int, steps: int) -> float:
-    """Learning rates that act on the mean that `step` has added to, in it and in later steps, if
-    the optimiser had then taken `steps` steps and takes as many in each.
-    """
-    beta1 = _beta1(training)
-    each = max(1, round(float(training.rows[step].get("optimizer_steps") or 1)))
-    total = 0.0
-    for later, row in enumerate(training.rows[step:]):
-        if beta1 ** (later * each) < 1e-4:
-            break
-        rate = float(row["learning_rate"] or 0.0)
-        total += rate * beta1 ** (later * each) / (1 - beta1 ** (steps + later * each))
+        behind = 0 if old is None or fresh else old.steps
+        taken = new.steps - behind
+        if taken <= 0:  # nothing used this weight
+            continue
+        own = new.mean if old is None or behind == 0 else new.mean - beta1**taken * old.mean
+        along = float((own / new.root * gradient).double().sum())
+        total -= _factor_of_mean(rates, behind, taken, beta1) * along
     return total
 
 
-def _beta1(training: RecordedTraining) -> float:
-    return training.config.optim.adam_beta1
+def _factor(rates: Sequence[float], behind: int, beta1: float) -> float:
+    """Factor F of a gradient that an optimiser step takes in. `rates`: rates of this and of later
+    steps. `behind`: number of steps before it.
+    """
+    total = 0.0
+    for later, rate in enumerate(rates):
+        if (share := beta1**later) < _FORGOTTEN:
+            break
+        total += rate * share * (1 - beta1) / (1 - beta1 ** (behind + later + 1))
+    return total
+
+
+def _factor_of_mean(rates: Sequence[float], behind: int, taken: int, beta1: float) -> float:
+    """Factor of the part of the mean that `taken` optimiser steps have added, as if their gradients
+    were equal. For one step it is that of the gradient, divided by its share in the mean.
+    """
+    share = 1 - beta1**taken
+    return sum(_factor(rates[first:], behind + first, beta1) for first in range(taken)) / share
+
+
+def _rates(training: RecordedTraining, number: int) -> list[float]:
+    """Learning rates of the optimiser steps from training step `number` on, to the end or to that
+    at which the optimiser begins afresh.
+    """
+    found: list[float] = []
+    for later in range(number, len(training.rows)):
+        if later > number and training.begins_afresh(later):
+            break
+        row = training.rows[later]
+        if row.get("stepped"):
+            found += [float(row["learning_rate"])] * round(float(row["optimizer_steps"]))
+    return found
+
+
+def _damped(root: Tensor) -> Tensor:
+    return root.clamp(min=_DAMPING * float(root.mean()))
 
 
 def _fresh(
@@ -338,7 +388,7 @@ def _loss_slopes(
     model: Any = learner.model
     device = _device(model)
     found: list[list[Tensor]] = []
-    with in_update(model):
+    with as_it_answers(model):
         for part in parts:
             moved = [each.to(device) for each in part]
             agreed = agree(moved, None, device)
@@ -378,7 +428,7 @@ def _derivative(
     found: list[Tensor] = []
     moved = batch.to(_device(model))
     for sign in (size, -size):
-        with _at(weights, start, along, sign), torch.no_grad(), in_update(model):
+        with _at(weights, start, along, sign), torch.no_grad(), as_it_answers(model):
             found.append(token_logprobs(model, moved).double())
     return (found[0] - found[1]) / (2 * size)
 
@@ -407,7 +457,7 @@ def _gradient(model: Any, batch: MicroBatch) -> list[Tensor]:
     """Gradient of the sum of a micro-batch's log-probs by each trained weight, in single
     precision.
     """
-    with in_update(model):
+    with as_it_answers(model):
         total = token_logprobs(model, batch.to(_device(model))).sum()
         found: Any = torch.autograd.grad(total, _trained(model), allow_unused=True)
     return [

@@ -7,6 +7,7 @@ rollouts shows what these have taught.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from hrm_agent.basics.files import read_whole
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.store import RunStore, open_store
@@ -22,15 +24,19 @@ from hrm_agent.training.config.commands import DemoConfig, GrpoConfig
 from hrm_agent.training.config.fitted import fit
 from hrm_agent.training.grpo import mini_batches
 from hrm_agent.training.metrics import METRICS_FILE, Row, read_metrics
-from hrm_agent.training.own_parts import keep_own_parts
+from hrm_agent.training.own_parts import refuse_parts_changed_since
 from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT
-from hrm_agent.training.rollout.rollout import run_id_of
 from hrm_agent.training.rollout.source import at_stage
 from hrm_agent.training.update.accelerators import exact_accelerator
 from hrm_agent.training.update.batch import MicroBatch, split_kept
 from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.versions import Versions
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict, step_in_name
+
+_SAME = 1e-3
+"""Difference of metrics, as a share of them, up to which a step taken again is the same. On one
+machine there is none.
+"""
 
 __all__ = ["RecordedStep", "RecordedTraining", "config_of_training", "opened_training"]
 
@@ -51,7 +57,12 @@ def config_of_training(folder: Path) -> GrpoConfig:
     values = read_config_file(path, command)
     if command == "train rl":
         return build_config(GrpoConfig, values, str(path), on_record=True)
-    return build_config(DemoConfig, values, str(path), on_record=True).train
+    demo = build_config(DemoConfig, values, str(path), on_record=True)
+    return (
+        demo.train.model_copy(update={"policy": str(folder / "cold-start")})
+        if demo.from_scratch
+        else demo.train
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +95,22 @@ class RecordedStep:
         return [[each.trajectory_id for each in part] for part in parts]
 
     def without(self, ids: Collection[str]) -> RecordedStep:
-        """The step without the rollouts with these ids. The others keep their advantages."""
-        rollouts = [each for each in self.rollouts if each.id not in ids]
-        overlays = [each for each in self.overlays if each.trajectory_id not in ids]
-        return replace(self, rollouts=rollouts, overlays=overlays)
+        """The step in which the outcome of the rollouts with these ids teaches nothing: their
+        weight is 0. Mini-batches, numbers of tokens and advantages of the others stay.
+        """
+        calls = {each.id: [call.id for call in each.calls] for each in self.rollouts}
+        overlays = [
+            each.model_copy(
+                update={
+                    "advantage": 0.0,
+                    "credit": dict.fromkeys(each.credit or calls[each.trajectory_id], 0.0),
+                }
+            )
+            if each.trajectory_id in ids
+            else each
+            for each in self.overlays
+        ]
+        return replace(self, overlays=overlays)
 
 
 class RecordedTraining:
@@ -103,8 +126,14 @@ class RecordedTraining:
         """Rows of metrics, one a step."""
         if not self.rows:
             raise RunError(f"The training in {folder} has taken no step.", "Continue it first.")
-        keep_own_parts(self.config, folder)
-        self.run_id = run_id_of(folder)
+        refuse_parts_changed_since(self.config, folder)
+        run_id = read_whole(folder / "run_id")
+        if run_id is None:
+            raise RunError(
+                f"{folder / 'run_id'} is missing or empty, so that the run's rollouts are unknown.",
+                "Write the name there that the folder had when the run began.",
+            )
+        self.run_id = run_id
         self.learner = Learner(self.config, exact_accelerator(), folder)
         self._checkpoints = Checkpoints(folder).complete()
         self._versions = Versions(folder)
@@ -114,70 +143,108 @@ class RecordedTraining:
         """Versions whose weights and optimiser are kept, in order, and 0: the policy that the
         training began with.
         """
-        return sorted({0, *self._checkpoints, *self._versions.numbers} & {*self._made})
+        return sorted({0, *self._checkpoints, *self._archived} & {*range(len(self.rows) + 1)})
 
-    @property
-    def _made(self) -> range:
-        """Versions that the training has made."""
-        return range(len(self.rows) + 1)
+    @cached_property
+    def _archived(self) -> frozenset[int]:
+        return frozenset(self._versions.numbers)
 
     def versions(self, numbers: Iterable[int]) -> Generator[int]:
         """Load kept versions one after the other, in ascending order, and yield the number of each
         while the learner has its weights and optimiser.
         """
         wanted = sorted(numbers)
-        archived = [each for each in wanted if each not in self._checkpoints and each]
-        with self._versions.opened(archived) as folders:
+        with self._versions.opened(each for each in wanted if each in self._archived) as folders:
             for number in wanted:
                 if number == 0:
-                    self._begin()
-                elif number in self._checkpoints:
-                    self.learner.read(self._checkpoints[number], number)
-                else:
+                    self.learner = Learner(self.config, exact_accelerator(), self.folder)
+                elif number in self._archived:
                     _, folder = next(folders)
                     self.learner.read(folder, number)
+                else:
+                    self._read_checkpoint(number)
                 yield number
+
+    def _read_checkpoint(self, number: int) -> None:
+        try:
+            self.learner.read(self._checkpoints[number], number)
+        except FileNotFoundError as error:
+            raise RunError(
+                f"{self._checkpoints[number]} was removed while it was read: the training goes on.",
+                "Ask again, or train with --keep-versions 1.",
+            ) from error
 
     def load(self, number: int) -> None:
         """Load a version. One that is not kept is made from the last kept one before it."""
-        start = max(each for each in self.kept if each <= number)
-        for _ in self.versions([start]):
-            for step in range(start, number):
-                self.take(self.step(step))
+        for _ in self.walk(max(each for each in self.kept if each <= number), number):
+            pass
 
-    def _begin(self) -> None:
-        """Load the policy that the training began with."""
-        self.learner = Learner(self.config, exact_accelerator(), self.folder)
+    def walk(self, start: int, end: int) -> Generator[int]:
+        """Load the kept version `start`, take the steps from it to version `end` again, and yield
+        the number of each version while it is loaded.
+        """
+        for _ in self.versions([start]):
+            yield start
+        for number in range(start, end):
+            self._again(number)
+            yield number + 1
+
+    def _again(self, number: int) -> None:
+        """Take a step again. Raises `RunError` if its metrics are not those on record."""
+        found = self.take(self.step(number))
+        for name in ("loss", "grad_norm", "trained_tokens"):
+            before = self.rows[number].get(name)
+            now = found[name]
+            if before is None or not math.isfinite(now):
+                continue
+            if not math.isclose(float(before), now, rel_tol=_SAME, abs_tol=_SAME):
+                raise RunError(
+                    f"Step {number + 1} taken again has {name} {now:.6g}, and {before:.6g} on"
+                    " record: the policy that the training began with, the device or a library is"
+                    " another one.",
+                    "Restore it, or train with --keep-versions 1, so that no step is taken again.",
+                )
+
+    def begins_afresh(self, number: int) -> bool:
+        """True if the optimiser began afresh with step `number`."""
+        if number == 0:
+            return True
+        stages = self.config.stages
+        before, now = (int(self.rows[each].get("stage") or 0) for each in (number - 1, number))
+        # a stage without a problem left takes no step, but begins
+        return any(stages[each].reset_optimizer for each in range(before + 1, now + 1))
+
+    def at_step(self, number: int) -> GrpoConfig:
+        """Configuration of the training in the stage of step `number`."""
+        return at_stage(self.config, int(self.rows[number].get("stage") or 0))
 
     def step(self, number: int) -> RecordedStep:
         """Recorded step `number`. Raises `RunError` if its rollouts are missing."""
         row = self.rows[number]
-        stage = int(row.get("stage") or 0)
-        before = int(self.rows[number - 1].get("stage") or 0) if number else 0
-        stages = self.config.stages
-        config = at_stage(self.config, stage)
-        fresh = bool(stages) and stage != before and stages[stage].reset_optimizer
+        config = self.at_step(number)
         overlays = {
             each.trajectory_id: each for each in self.store.journal.overlays(self.run_id, number)
         }
-        rollouts: list[Trajectory] = []
-        for each in overlays:
-            found = self.store.journal.find_trajectory(
+        rollouts = [
+            self.store.journal.find_trajectory(
                 each, requests=config.loss.teacher_prompt is not None
             )
-            if found is None:
-                raise RunError(
-                    f"A rollout of step {number + 1} is missing in {self.store.url}: it was"
-                    " deleted.",
-                    "Name a step whose rollouts are kept.",
-                )
-            rollouts.append(found)
-        threads = {each.thread_id for each in rollouts}
-        last = [each for each in rollouts if each.thread_id + SECOND_ATTEMPT not in threads]
+            for each in overlays
+        ]
+        found = [each for each in rollouts if each is not None]
+        kept = [each for each in overlays.values() if each.verdict is Verdict.KEPT]
+        if len(found) < len(rollouts) or (row["trained_tokens"] and not kept):
+            raise RunError(
+                f"Rollouts of step {number + 1}, or their verdicts, are missing in"
+                f" {self.store.url}: they were deleted.",
+                "Name a step whose rollouts are kept.",
+            )
+        threads = {each.thread_id for each in found}
+        last = [each for each in found if each.thread_id + SECOND_ATTEMPT not in threads]
         last.sort(key=lambda each: self._place(each, number))
-        rate = float(row["learning_rate"])
         verdicts = [overlays[each.id] for each in last]
-        return RecordedStep(number, config, rate, fresh, last, verdicts)
+        rate = float(row["learning_rate"])
+        return RecordedStep(number, config, rate, self.begins_afresh(number), last, verdicts)
 
     def _place(self, rollout: Trajectory, step: int) -> tuple[bool, int, int]:
         """Place of a rollout in its step. Those carried over from the step before come last."""
@@ -203,13 +270,16 @@ class RecordedTraining:
 
 
 @contextmanager
-def opened_training(folder: Path, config: GrpoConfig | None = None) -> Generator[RecordedTraining]:
-    """Open the training in `folder`. `config`: its configuration (None: that on record). Raises as
-    `RecordedTraining` and `config_of_training`.
+def opened_training(
+    folder: Path, config: GrpoConfig | None = None, store: str | None = None
+) -> Generator[RecordedTraining]:
+    """Open the training in `folder`. `config`: its configuration (None: that on record). `store`:
+    path or URL of its store (None: as the folder says). Raises as `RecordedTraining` and
+    `config_of_training`.
     """
     config = config or config_of_training(folder)
-    with open_store(str(folder), create=False, read_only=True) as store:
-        yield RecordedTraining(folder, store, config)
+    with open_store(store or str(folder), create=False, read_only=True) as opened:
+        yield RecordedTraining(folder, opened, config)
 
 
 def _refuse_unrepeatable(config: GrpoConfig, folder: Path) -> None:

@@ -23,9 +23,15 @@ def exact_accelerator(**settings: Any) -> Accelerator:
     compilation.
 
     Raises `ConfigError` if the environment or an earlier trainer in this process has set one of
-    these.
+    these, or something that accelerate does not take.
     """
-    accelerator = Accelerator(**settings)
+    try:
+        accelerator = Accelerator(**settings)
+    except Exception as error:  # accelerate raises many kinds for wrong variables
+        raise ConfigError(
+            f"Accelerate cannot be set up: {' '.join(str(error).split())[:300]}",
+            "Look at the variables named ACCELERATE_*, and at accelerate's configuration file.",
+        ) from error
     compiled_by: Any = accelerator.state.dynamo_plugin
     found = {
         "mixed_precision": (accelerator.mixed_precision, "no"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ _TOKENS = 3
 
 
 def run(words: list[str]) -> int:
-    """Return 1 if no step taught the behaviour."""
+    """Return 1 if the step that is looked at did not make the text more likely."""
     parser = Parser(
         "why",
         "Say which step of a training, and which of its rollouts, taught the policy to say a text.",
@@ -40,6 +40,7 @@ def run(words: list[str]) -> int:
     add("--thread", help="recorded run, in place of a task")
     add("--turn", type=int, metavar="N", help="its N-th call of the policy [the last one]")
     add("--step", type=int, metavar="N", help="step to look at, from 1 [the one that taught most]")
+    add("--store", metavar="URL", help="store of the run, if its folder does not lead to it")
     add("--top", type=int, default=5, metavar="N", help="rollouts that are shown [5]")
     add(
         "--remove",
@@ -61,7 +62,7 @@ def run(words: list[str]) -> int:
         raise ConfigError("why needs torch.", f"Run `{to_install('train')}`.")
     with told_if_slow("loading torch; the first time this takes up to a minute"):
         from hrm_agent.training.records.retrace import opened_training
-    with opened_training(arguments.run) as training:
+    with opened_training(arguments.run, store=arguments.store) as training:
         return _answer(training, arguments, Output(as_json=arguments.json))
 
 
@@ -81,7 +82,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: Output) -> int:
-    from hrm_agent.training.analysis.why import course, proof, pushes
+    from hrm_agent.training.analysis.why import course, most_taught, proof, pushes
 
     if arguments.step is not None and arguments.step > len(training.rows):
         raise RunError(
@@ -95,9 +96,18 @@ def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: O
         for point in course(training, behaviour):
             points.append(point)
             advance("")
-    number = _step(training, points, arguments)
+    if arguments.step is not None:
+        number = arguments.step - 1
+    elif len(points) > 1:
+        number, points = most_taught(training, behaviour, points)
+    else:
+        raise RunError(
+            f"{training.folder} has kept no version of its weights but the first.",
+            "Train with --keep-versions 1, or name a step: --step N.",
+        )
     step = training.step(number)
     found = pushes(training, behaviour, step)
+    total = math.fsum(each.push for each in found)
     named = [each for each in found if each.push > 0][: arguments.remove]
     proved = None
     if named:
@@ -113,13 +123,14 @@ def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: O
             "proof": None if proved is None else asdict(proved),
         }
     )
-    _show_course(output, points, len(kept) == len(training.rows) + 1)
+    _show_course(output, points, len(points) == len(training.rows) + 1)
     _show_rollouts(output, training, number, found, arguments.top)
     if proved is not None:
         _show_proof(output, number, len(named), proved)
     if found:
-        output.next(f"hrm-agent show {found[0].thread_id} --store {training.folder}")
-    return 0 if found and found[0].push > 0 else 1
+        store = shlex.quote(arguments.store or str(training.folder))
+        output.next(f"hrm-agent show {shlex.quote(found[0].thread_id)} --store {store}")
+    return 0 if total > 0 else 1
 
 
 def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
@@ -128,26 +139,6 @@ def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Beh
     if arguments.thread is not None:
         return turn_of(training, arguments.thread, arguments.turn, arguments.says)
     return asyncio.run(answer_to(training, arguments.prompt, arguments.says))
-
-
-def _step(
-    training: RecordedTraining, points: Sequence[VersionPoint], arguments: argparse.Namespace
-) -> int:
-    """Number of the step to look at, from 0: the one that taught most. Where versions between two
-    kept ones are missing, the last step before the largest rise.
-    """
-    if arguments.step is not None:
-        return arguments.step - 1
-    taught = [(point.taught, point.version) for point in points if point.taught is not None]
-    if taught:
-        return max(taught)[1] - 1
-    if len(points) < 2:
-        raise RunError(
-            f"{training.folder} has kept no version of its weights but the first.",
-            "Train with --keep-versions 1, or name a step: --step N.",
-        )
-    rises = [(after.logprob - before.logprob, after.version) for before, after in pairwise(points)]
-    return max(rises)[1] - 1
 
 
 def _show_course(output: Output, points: Sequence[VersionPoint], complete: bool) -> None:

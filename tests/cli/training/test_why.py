@@ -30,11 +30,32 @@ def test_a_small_training(hrm: Command) -> None:
     assert "Step 2: " in named.out and "Proof" not in named.out
 
 
-def test_versions_that_were_not_kept_are_told(hrm: Command) -> None:
-    small = ("--steps", "3", "--prompts-per-step", "2", "--group-size", "2", "--seed", "3")
-    assert hrm("train", "rl", *small, "--checkpoints", "1", "--out", "run").code == 0
-    told = hrm("why", "run", "--thread", "run/step-1/0/0", "--remove", "0")
-    assert "are not kept. Train with --keep-versions 1." in told.out and "Step 3: " in told.out
+def test_versions_that_were_not_kept_are_made_where_they_are_needed(hrm: Command) -> None:
+    small = ("--steps", "3", "--prompts-per-step", "3", "--group-size", "4", "--seed", "3")
+    small = (*small, "--checkpoints", "1", "--out", "a run")
+    assert hrm("train", "rl", *small).code == 0
+    asked = ("why", "a run", "--thread", "a run/step-1/0/0", "--turn", "1", "--remove", "0")
+    found = hrm(*asked, "--json").json
+    assert [each["version"] for each in found["versions"]] == [0, 1, 2, 3]
+    taught = {each["version"]: each["taught"] for each in found["versions"][1:]}
+    assert found["step"] == max(taught, key=lambda version: taught[version])
+    named = hrm(*asked, "--step", "2")
+    assert "are not kept. Train with --keep-versions 1." in named.out and "Step 2: " in named.out
+    assert "--store 'a run'" in named.out
+    assert not (Path("a run") / "versions").exists()
+    # the option may be given when a run goes on
+    assert hrm("train", "rl", *small, "--steps", "4", "--keep-versions", "1").code == 0
+    assert [each.name for each in Path("a run/versions").glob("*.zip")] != []
+
+
+def test_a_run_without_its_id_is_refused_and_nothing_is_written(hrm: Command) -> None:
+    small = ("--steps", "1", "--prompts-per-step", "2", "--group-size", "2", "--seed", "3")
+    assert hrm("train", "rl", *small, "--out", "run").code == 0
+    Path("run/run_id").unlink()
+    before = sorted(Path("run").rglob("*"))
+    told = hrm("why", "run", "--thread", "run/step-0/0/0")
+    assert told.code == 2 and "run_id is missing or empty" in " ".join(told.err.split())
+    assert sorted(Path("run").rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from benchmarks.why.planted import planted
 from hrm_agent.errors import ConfigError, ModelError, RunError
 from hrm_agent.training.analysis.behaviours import answer_to, turn_of
 from hrm_agent.training.analysis.why import Behaviour, course, logprob_at, proof, pushes
+from hrm_agent.training.analysis.why import _rates as rates_from
 from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.parts import TrainingStage
 from hrm_agent.training.grpo import train
 from hrm_agent.training.records.retrace import RecordedTraining, opened_training
 from hrm_agent.training.update.logprobs import token_logprobs
@@ -94,6 +96,30 @@ def test_so_they_do_in_trainings_of_other_kinds(settings: dict[str, Any], tmp_pa
             # the later of several optimiser steps have other weights, and other gradients
             share = 0.5 if "epochs" in settings else 0.1
             assert abs(total - (taught[number + 1] or 0)) < share * size, number
+
+
+def test_a_gradient_is_forgotten_when_the_optimizer_begins_afresh(tmp_path: Path) -> None:
+    stages = (
+        TrainingStage(name="first", steps=2),
+        TrainingStage(name="second", steps=2, reset_optimizer=True),
+    )
+    config = GrpoConfig.of(stages=stages, prompts_per_step=2, group_size=4, keep_versions=1, seed=3)
+    asyncio.run(train(config, tmp_path / "run"))
+    with opened_training(tmp_path / "run", config) as training:
+        rates = [float(row["learning_rate"]) for row in training.rows if row["stepped"]]
+        assert len(rates) == 4
+        assert [rates_from(training, number) for number in range(4)] == [
+            rates[:2],
+            rates[1:2],
+            rates[2:],
+            rates[3:],
+        ]
+        behaviour = turn_of(training, "run/step-2/0/0", 1, None)
+        taught = {point.version: point.taught for point in course(training, behaviour)}
+        for number in (1, 2):
+            found = pushes(training, behaviour, training.step(number))
+            total = sum(each.push for each in found)
+            assert total == pytest.approx(taught[number + 1], rel=0.1)
 
 
 def test_a_rollout_s_push_is_that_of_its_own_gradient(training: RecordedTraining) -> None:
