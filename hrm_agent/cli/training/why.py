@@ -144,8 +144,8 @@ def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Beh
 def _show_course(output: Output, points: Sequence[VersionPoint], complete: bool) -> None:
     rows: list[tuple[object, ...]] = []
     for before, point in zip([None, *points], points, strict=False):
-        change = "" if before is None else f"{point.logprob - before.logprob:+.3f}"
-        taught = "" if point.taught is None else f"{point.taught:+.3f}"
+        change = "" if before is None else _signed(point.logprob - before.logprob)
+        taught = "" if point.taught is None else _signed(point.taught)
         rows.append((point.version, _probability(point.logprob), change, taught))
     output.table(("after step", "P", "change of log P", "taught by the step"), rows)
     if not complete:
@@ -168,7 +168,7 @@ def _show_rollouts(
             each.thread_id,
             each.reward,
             "" if each.advantage is None else f"{each.advantage:+.2f}",
-            f"{each.push:+.3f}",
+            _signed(each.push),
             _strongest(
                 token_texts(training.learner.codec, [t.token_id for t in each.tokens]), each
             ),
@@ -178,14 +178,14 @@ def _show_rollouts(
     output.table(
         ("thread", "reward", "advantage", "push", "strongest tokens"),
         rows,
-        title=f"\nStep {number + 1}: {len(found)} rollouts push by {total:+.3f}",
+        title=f"\nStep {number + 1}: {len(found)} rollouts push by {_signed(total)}",
     )
 
 
 def _strongest(texts: Sequence[str], each: Push) -> str:
     """Tokens with the largest pushes, in the order of the text."""
     by_push = sorted(range(len(texts)), key=lambda i: -each.tokens[i].push)[:_TOKENS]
-    return "  ".join(f"{texts[i]!r} {each.tokens[i].push:+.3f}" for i in sorted(by_push))
+    return "  ".join(f"{texts[i]!r} {_signed(each.tokens[i].push)}" for i in sorted(by_push))
 
 
 def _show_proof(output: Output, number: int, removed: int, proved: Proof) -> None:
@@ -197,6 +197,10 @@ def _show_proof(output: Output, number: int, removed: int, proved: Proof) -> Non
         f" {number + 1} it is {_probability(proved.without)} (log P"
         f" {proved.without - proved.recorded:+.3f})."
     )
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:+.1e}"
 
 
 def _probability(logprob: float) -> str:

@@ -30,6 +30,7 @@ def test_a_small_training(hrm: Command) -> None:
     assert "Step 2: " in named.out and "Proof" not in named.out
 
 
+@pytest.mark.slow
 def test_versions_that_were_not_kept_are_made_where_they_are_needed(hrm: Command) -> None:
     small = ("--steps", "3", "--prompts-per-step", "3", "--group-size", "4", "--seed", "3")
     small = (*small, "--checkpoints", "1", "--out", "a run")

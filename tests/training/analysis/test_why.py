@@ -98,6 +98,7 @@ def test_so_they_do_in_trainings_of_other_kinds(settings: dict[str, Any], tmp_pa
             assert abs(total - (taught[number + 1] or 0)) < share * size, number
 
 
+@pytest.mark.slow
 def test_a_gradient_is_forgotten_when_the_optimizer_begins_afresh(tmp_path: Path) -> None:
     stages = (
         TrainingStage(name="first", steps=2),
