@@ -113,7 +113,7 @@ def test_the_reference_is_the_policy_that_the_run_starts_from_also_when_it_is_re
     with torch.no_grad():
         expected = token_logprobs(start.model.eval(), batch)
         for each in (ours, resumed):
-            reference = each._reference
+            reference = each.reference
             assert reference is not None
             each.model.train()
             torch.testing.assert_close(

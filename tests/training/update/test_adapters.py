@@ -135,7 +135,7 @@ def test_the_reference_is_the_model_without_its_adapter_and_no_second_one(policy
     first = ours.update([batch], 0.02)
     assert first["kl_reference"] == pytest.approx(0.0, abs=1e-4)
     assert ours.update([batch], 0.02)["kl_reference"] > 1e-3
-    reference = ours._reference
+    reference = ours.reference
     assert reference is not None and not list(reference.parameters())
     ours.model.train()
     with torch.no_grad():

@@ -298,7 +298,7 @@ def test_the_reference_is_what_the_run_starts_from(learnt: Path) -> None:
         batches = [sampled(ours, role) for role in (*ROLES, ANYONE)]
         row = ours.update(batches, 0.02)
         assert row["kl_reference"] == pytest.approx(0.0, abs=1e-5)
-        reference = ours._reference
+        reference = ours.reference
         assert reference is not None
         for batch in batches:
             with torch.no_grad():
