@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from accelerate.state import AcceleratorState
 
 from hrm_agent.cli.main import main
 from hrm_agent.training.tasks.packages import GROUP
@@ -169,7 +168,9 @@ def test_the_slow_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def forget_other_trainers() -> None:
-    """End what TRL's trainers set for the whole process, as the end of a reader's process does."""
+    """Reset accelerate's settings, which TRL's trainers change for the whole process."""
+    from accelerate.state import AcceleratorState
+
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

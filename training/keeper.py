@@ -4,7 +4,7 @@ depends, and models.
     RUN/metrics.jsonl                   a row per step
     RUN/checkpoints/step-000012/        weights, optimiser, and progress of the run
     RUN/best/                           the best weights on held-out problems, if the run evaluates
-    RUN/versions/step-000012.zip        a version of the weights, if the run keeps them
+    RUN/versions/step-000012.zip        an archived version of weights and optimiser
     RUN/stages/1/                       the weights after the first stage, if the run keeps them
     RUN/model/                          the weights after the last step
 """
@@ -146,5 +146,5 @@ class Keeper:
         state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
         version = int(state["version"])
         self._learner.read(folder, version)
-        self._keep_version(version, folder)  # a kill may have come between
+        self._keep_version(version, folder)  # missing if the run was killed after the checkpoint
         return state

@@ -1,13 +1,13 @@
-"""Versions of the weights that a training keeps: each as its difference from the one before.
+"""Archive of the versions of a training's weights, each as its difference from the previous one.
 
     RUN/versions/step-000012.zip    the files of a checkpoint, as differences
     RUN/versions/newest/            the files of the newest version, by hard links
 
-A difference is the exclusive or of two files of one length. Its bytes are sorted, in pieces, by
-their place in a number of four bytes, so that signs and exponents, which rarely change, lie
-together, and then compressed. A file of another length than before is kept whole, and so is each
-file of every `_WHOLE_EVERY`-th version, so that few versions have to be read for one. Each file has
-its SHA-256 on record.
+A difference is the XOR of two files of equal length. Its bytes are grouped, chunk by chunk, by their
+position within a four-byte number, and then compressed. Signs and exponents rarely change, so their
+bytes are mostly 0. A file is kept whole if its length has changed. Every `_WHOLE_EVERY`-th version
+is kept whole, which bounds the number of archives read for one version. The SHA-256 of each file is
+stored and checked.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _NAME = re.compile(r"step-(\d{6,})\.zip")
 _WIDTH = 4
 """Bytes of a number. Weights in 16 bits are two of them."""
 _PIECE = 16 << 20
-"""Bytes that are held in memory at once, a multiple of `_WIDTH`."""
+"""Size of a chunk in bytes, a multiple of `_WIDTH`."""
 _LEVEL = 1
 """Level of compression. Higher ones take several times as long for a few percent."""
 _DAMAGE = (
-    *(OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError),
+    *(OSError, ValueError, KeyError, EOFError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error),
 )
 """Errors that a damaged archive may raise."""
@@ -54,12 +54,12 @@ class _File(BaseModel):
     sha256: str
     """Hash of the file's content, in hexadecimal digits."""
     whole: bool
-    """True if the archive has the content, False if it has the difference from the file before."""
+    """True if the archive has the whole content, False if it has the difference."""
 
 
 class _Index(BaseModel):
     before: int | None
-    """Version from which this one differs (None for one that is kept whole)."""
+    """Number of the previous version (None if this one is kept whole)."""
     files: dict[str, _File]
     """Files by their names in the checkpoint."""
 
@@ -78,18 +78,20 @@ class Versions:
 
     @property
     def numbers(self) -> list[int]:
-        """Kept versions, in order: numbers of steps behind the weights."""
+        """Numbers of the kept versions, ascending: optimiser steps behind the weights."""
         names = (_NAME.fullmatch(path.name) for path in self.folder.glob("step-*.zip"))
         return sorted(int(name[1]) for name in names if name)
 
     @property
     def size(self) -> int:
-        """Bytes of all kept versions, without the newest one's links."""
+        """Total size of the archives in bytes."""
         return sum(self._path(number).stat().st_size for number in self.numbers)
 
     def keep(self, number: int, files: Path) -> None:
-        """Keep the files of a folder as version `number`. If it is kept already with other files,
-        it is replaced, and later versions, whose steps are taken again, are removed.
+        """Keep the files of a folder as version `number`.
+
+        If the version is already kept with other contents, it is replaced. Later versions depend on
+        it, so they are removed.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._has(number, files):
@@ -107,8 +109,8 @@ class Versions:
 
     @contextmanager
     def opened(self, numbers: Iterable[int]) -> Generator[Generator[tuple[int, Path]]]:
-        """Yield an iterator of versions, in ascending order, with a folder of each one's files. A
-        folder is valid until the next step of the iterator. Raises `RunError` for a damaged one.
+        """Yield an iterator of (number, folder with the version's files), in ascending order. A
+        folder is valid until the next iteration, which raises `RunError` for a damaged archive.
         """
         with tempfile.TemporaryDirectory() as temporary:
             yield self._each(sorted(numbers), Path(temporary))
@@ -122,7 +124,7 @@ class Versions:
             yield number, place
 
     def _chain(self, number: int, held: int | None) -> list[int]:
-        """Versions to read for `number`, in order, if the files of `held` are there."""
+        """Versions to apply, in order, to get `number` from the files of `held`."""
         chain: list[int] = []
         wanted: int | None = number
         while wanted is not None and wanted != held:
@@ -130,7 +132,7 @@ class Versions:
             path = self._path(wanted)
             before = _index(path).before
             if before is not None and before >= wanted:
-                raise _damaged(path, f"it is said to follow version {before}")
+                raise _damaged(path, f"it names version {before} as the previous one")
             wanted = before
         return chain[::-1]
 
@@ -149,8 +151,8 @@ class Versions:
             return False
 
     def _before(self, number: int) -> int | None:
-        """Version from which `number` may be kept as a difference (None: it is kept whole). It is
-        the one before, if `newest` has its files.
+        """Version relative to which `number` is kept (None: keep it whole). The files of this
+        version must be in `newest`.
         """
         earlier = [each for each in self.numbers if each < number]
         if len(earlier) % _WHOLE_EVERY == 0 or not (self._newest / _NUMBER).is_file():
@@ -178,7 +180,7 @@ def _hash(file: Path) -> str:
 
 
 def _linked(source: str, target: str) -> None:
-    """Link a file that nothing changes, or copy it where links are impossible."""
+    """Hard-link a file, or copy it if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -207,7 +209,7 @@ def _write(path: Path, files: Path, before: int | None, old: Path) -> None:
 
 
 def _apply(path: Path, place: Path) -> None:
-    """Make the files in `place`, those of the version before, into those of the version at `path`."""
+    """Apply an archive to the files of its previous version in `place`."""
     index = _index(path)
     made = place / "next"
     try:
@@ -252,8 +254,8 @@ def _plain(piece: bytes) -> bytes:
 def _combined(
     content: IO[bytes], base: IO[bytes] | None, read: Callable[[bytes], bytes] = _plain
 ) -> Iterator[bytes]:
-    """Pieces of the exclusive or of two files of one length (of `content` alone without a base).
-    `read` is called with each piece of `content`.
+    """Chunks of the XOR of two files of equal length (without a base: of `content`). `read` is
+    applied to each chunk of `content` first.
     """
     while piece := _read(content):
         own = read(piece)
@@ -265,7 +267,7 @@ def _combined(
 
 
 def _read(file: IO[bytes]) -> bytes:
-    """Next piece, shorter only at the end of the file."""
+    """Read one chunk. Only the last one of a file is shorter."""
     pieces: list[bytes] = []
     missing = _PIECE
     while missing and (found := file.read(missing)):
@@ -275,7 +277,7 @@ def _read(file: IO[bytes]) -> bytes:
 
 
 def _sorted(piece: bytes) -> bytes:
-    """Bytes by their place in a number, then the rest."""
+    """Group the bytes by their position within a number. Incomplete numbers stay at the end."""
     whole = len(piece) // _WIDTH * _WIDTH
     numbers = np.frombuffer(piece[:whole], np.uint8).reshape(-1, _WIDTH)
     return numbers.T.tobytes() + piece[whole:]

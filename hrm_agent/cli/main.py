@@ -51,7 +51,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
         "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
-        "why": "which step of a training, and which of its rollouts, taught a text",
+        "why": "find the step of a training, and its rollouts, that taught a text",
         "rescore": (
             "score stored runs by a rubric, beside the scores that they have; compare two rubrics"
         ),

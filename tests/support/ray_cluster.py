@@ -18,11 +18,11 @@ import psutil
 
 from hrm_agent.testing import block_until
 
-__all__ = ["add_node", "node_options", "running_cluster", "with_nodes"]
+__all__ = ["add_node", "running_cluster", "with_nodes"]
 
 
-def node_options(cpus: int = 1, **more: Any) -> dict[str, Any]:
-    """Options of a node. Its memory does not depend on what the machine's other processes leave."""
+def _options(cpus: int = 1, **more: Any) -> dict[str, Any]:
+    """Options of a node. Its memory is fixed: by default it would depend on the free memory."""
     return {
         "num_cpus": cpus,
         "node_ip_address": "127.0.0.1",
@@ -34,8 +34,8 @@ def node_options(cpus: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def add_node(cluster: Any, cpus: int = 1, **more: Any) -> Any:
-    """Add a node, wait until it has joined, however slow the machine is, and return it."""
-    node = cluster.add_node(wait=False, **node_options(cpus, **more))
+    """Add a node, and wait until it has joined. Ray itself waits for 30 seconds only."""
+    node = cluster.add_node(wait=False, **_options(cpus, **more))
     block_until(lambda: node.node_id in cluster.global_state._live_node_ids())
     return node
 
@@ -47,14 +47,14 @@ def running_cluster() -> Generator[Any]:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's spelling; its default (15) starves a worker here
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  # else it kills when others need memory
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112  # else Ray kills workers when the machine's memory is low
     # if it is not set, a cluster that starts later in this process changes it for this one
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"include_dashboard": False, "no_monitor": True, **node_options(cpus=0)},
+        head_node_args={"include_dashboard": False, "no_monitor": True, **_options(cpus=0)},
     )
     try:
         yield cluster

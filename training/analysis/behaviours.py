@@ -1,4 +1,4 @@
-"""Behaviours of a policy as tokens: a text after the context in which it may be said."""
+"""Behaviours of a policy: the tokens of a text after those of its context."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from hrm_agent.errors import ConfigError, ModelError, RunError, nearest
 from hrm_agent.models.local.engine import TransformersEngine
+from hrm_agent.models.local.model_inspection import longest_conversation
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.analysis.why import Behaviour
 from hrm_agent.training.records.retrace import RecordedTraining
@@ -21,9 +22,13 @@ __all__ = ["answer_to", "turn_of"]
 
 
 async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behaviour:
-    """Behaviour that the first answer to a task begins with a text. The policy must be loaded."""
+    """Behaviour: the first answer to the task `prompt` begins with `text`.
+
+    The context is the first prompt of the newest recorded run of the task. Without such a run, the
+    loaded policy runs the task.
+    """
     headers = training.store.journal.headers("run_id = ?", (training.run_id,))
-    # a later stage may ask in another way
+    # stages may have different prompts, so the newest run is taken
     header = next((each for each in reversed(headers) if each.task.prompt == prompt), None)
     if header is None:
         asked = await _asked(training, prompt)
@@ -32,7 +37,7 @@ async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behav
     call = next((each for each in _calls(training, asked) if each.parent is None), None)
     if call is None:
         raise RunError(
-            f"The graph {asked.graph} has asked the policy nothing for this task.",
+            f"The graph {asked.graph} does not call the policy for this task.",
             "Name a call of the record: --thread THREAD --turn N.",
         )
     context = call.token_ids[: _sampled_from(call)]
@@ -41,8 +46,8 @@ async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behav
 
 
 async def _asked(training: RecordedTraining, prompt: str) -> Trajectory:
-    """Run of a task in the last stage, by the policy that is loaded. It is not kept."""
-    config = training.at_step(len(training.rows) - 1)
+    """Run a task with the loaded policy and the settings of the last stage. Nothing is kept."""
+    config = training.config_at(len(training.rows) - 1)
     learner = training.learner
     model: Any = learner.accelerator.unwrap_model(learner.model)
     engine = TransformersEngine(model, learner.codec, name=learner.name)
@@ -69,8 +74,11 @@ async def _asked(training: RecordedTraining, prompt: str) -> Trajectory:
 def turn_of(
     training: RecordedTraining, thread: str, turn: int | None, text: str | None
 ) -> Behaviour:
-    """Behaviour that call `turn` (from 1; None: the last) of a recorded run says what it said, or
-    `text` where it said it last. If it did not say `text`: that it says it at the end.
+    """Behaviour: a model call of a recorded run has its recorded answer.
+
+    `turn`: number of the call among those of the policy, from 1 (None: the last). `text`: part of the
+    answer that is meant, at its last occurrence. If the answer lacks it, it is appended (None: the
+    whole answer).
     """
     run = training.store.journal.find_trajectory(thread, requests=False)
     if run is None:
@@ -111,7 +119,7 @@ def _calls(training: RecordedTraining, run: Trajectory) -> list[Call]:
 def _tokens_of(
     training: RecordedTraining, answer: Sequence[int], text: str
 ) -> tuple[int, int] | None:
-    """Range of the tokens that hold the last occurrence of a text (None if there is none)."""
+    """Token range of the last occurrence of a text (None if the text is missing)."""
     pieces = token_texts(training.learner.codec, answer)
     at = "".join(pieces).rfind(text)
     if at < 0:
@@ -135,11 +143,11 @@ def _behaviour(
     if not text:
         raise ConfigError("The text has no token.", "Write --says TEXT.")
     ids = (*context, *text)
-    longest = training.learner.model.config.get_text_config().max_position_embeddings
+    longest = longest_conversation(training.learner.model)
     if len(ids) > longest:
         raise ModelError(
-            f"Context and text have {len(ids)} tokens, and the policy reads {longest}.",
-            "Name a shorter one.",
+            f"Context and text have {len(ids)} tokens, but the policy takes at most {longest}.",
+            "Name a shorter text.",
         )
     roles = training.config.adapter.lora_roles
     role = call.identity.role if call.identity.role in roles else ""

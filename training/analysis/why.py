@@ -1,29 +1,33 @@
 """Origin of a behaviour: the step of a training, and the rollouts of it, that taught it.
 
-A *behaviour* is a text after a context, and its probability under each version of the weights is
-computed by teacher forcing. What a step taught of it is of first order. AdamW's mean of gradients
-takes in the step's gradient g and moves the weights by it in this step and, ever less, in all later
-ones:
+A *behaviour* is a text after a context. Its probability under a version of the weights is computed
+by teacher forcing.
+
+A step's contribution to the log-prob, `taught`, is a first-order estimate. AdamW adds the step's
+gradient g to its mean of gradients. So g moves the weights in this step and, with decreasing weight,
+in all later ones:
 
     taught = - F g . b / r
 
+    g    gradient of the loss
     b    gradient of the behaviour's log-prob at the weights before the step
-    r    root of AdamW's mean of squares, corrected, plus epsilon, after the step
+    r    root of AdamW's mean of squared gradients after the step, bias-corrected, plus epsilon
     F    sum over this and later optimiser steps j = 0, 1, ... of
-         rate_j beta1^j (1 - beta1) / (1 - beta1^(t + j)), where t steps are behind the first one
+         rate_j beta1^j (1 - beta1) / (1 - beta1^(t + j)), with t - 1 optimiser steps before this one
 
-g is the gradient of the loss. It is the difference of two kept means, so that no step is taken again
-for it. Within a step g is a sum over tokens. The *push* of a token is its part, which two forward
-passes give: the derivative of its log-prob along b / r, times that of the loss by its log-prob.
-Where the step's gradients nearly cancel, r is nearly 0, and parts would be huge numbers of both
-signs. So r is at least `_DAMPING` of its mean over a tensor for pushes.
+g is computed from the means of two consecutive kept versions, without repeating the step.
 
-What neither shows: gradients of second order, that a later step (also the later one of several
-optimiser steps on a batch) sees other weights, weight decay, and that r would be another one without
-a rollout.
+Within a step g is a sum over tokens. The *push* of a token is its summand of `taught`: the
+derivative of the token's log-prob along b / r, times the derivative of the loss with respect to that
+log-prob. The former takes two forward passes. If the gradients of a step nearly cancel, r is nearly
+0, and pushes would be huge numbers of both signs. So for pushes, r is at least `_DAMPING` of its
+mean over the tensor.
 
-The proof takes the step again without what some of its rollouts teach, and then the following steps
-as they are on record.
+Both estimates neglect second-order terms, weight decay, the change of the weights between optimiser
+steps, and the change of r that removing a rollout would cause.
+
+The proof repeats the step with the weights of some rollouts set to 0, and then the following
+recorded steps.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hrm_agent.errors import RunError
 from hrm_agent.training.records.retrace import RecordedStep, RecordedTraining
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.logprobs import token_logprobs
@@ -54,6 +59,7 @@ __all__ = [
     "TokenPush",
     "VersionPoint",
     "course",
+    "largest_rise",
     "logprob_at",
     "most_taught",
     "proof",
@@ -61,12 +67,13 @@ __all__ = [
 ]
 
 _DAMPING = 0.01
+"""Lower bound of r for pushes, relative to its mean over a tensor."""
 _FORGOTTEN = 1e-4
-"""Share of a gradient in AdamW's mean below which it no longer counts."""
+"""Minimum weight of a gradient in AdamW's mean. Steps in which it is smaller are neglected."""
 _MOVEMENT = 1e-3
-"""Movement of the weights over which derivatives are measured, as a share of the weights (root mean
-squares). A tenth of it drowns in the rounding of single precision, ten times it is no longer
-straight.
+"""Step size of the central difference: RMS of the weights' change over RMS of the weights. With a
+tenth of it, rounding errors dominate in single precision. With ten times as much, second-order terms
+do.
 """
 
 
@@ -115,24 +122,24 @@ class VersionPoint:
     logprob: float
     """Natural log of the behaviour's probability."""
     taught: float | None = None
-    """Change of `logprob` that the last step's gradient causes in this and later steps, of first
-    order (None for version 0, and if the version before is not kept).
+    """First-order change of `logprob`, in this and later steps, by the gradient of the step before
+    this version (None for version 0, and if the previous version is missing).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPush:
-    """Token of a rollout, and what learning from it does to the behaviour."""
+    """Contribution of one token of a rollout to the behaviour's log-prob."""
 
     token_id: int
     """Id of the token."""
     push: float
-    """Part of the step's `taught` that is due to the token."""
+    """Summand of the step's `taught`, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Rollout of a step, and what learning from it does to the behaviour."""
+    """Contribution of one rollout to the behaviour's log-prob."""
 
     trajectory_id: str
     """Id of the rollout."""
@@ -145,9 +152,9 @@ class Push:
     advantage: float | None
     """Advantage in its group."""
     push: float
-    """Part of the step's `taught` that is due to the rollout, in nats."""
+    """Sum over the rollout's tokens, in nats."""
     tokens: tuple[TokenPush, ...]
-    """Trained tokens, in the order in which they are trained."""
+    """Trained tokens, in the order of the micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +164,9 @@ class Proof:
     before: float
     """Log-prob before the step."""
     recorded: float
-    """Log-prob after the step and the following ones, as they were taken."""
+    """Log-prob after the recorded step and the following ones."""
     without: float
-    """Log-prob after the same steps, the first without the rollouts."""
+    """Log-prob after the same steps, with the rollouts' weights set to 0."""
     steps: int
     """Number of steps between `before` and the others."""
 
@@ -167,50 +174,52 @@ class Proof:
 def course(
     training: RecordedTraining, behaviour: Behaviour, versions: Iterator[int] | None = None
 ) -> Iterator[VersionPoint]:
-    """Points of all kept versions, in order, or of those that `versions` yields while they are
-    loaded.
+    """Compute the point of each version. `versions`: iterator that loads a version before it yields
+    its number (None: all kept versions, in ascending order).
     """
-    batch = behaviour.batch()
     before: _State | None = None
     for version in training.versions(training.kept) if versions is None else versions:
-        state = _State.of(training, version, batch)
+        state = _State.of(training, version, behaviour)
         consecutive = before is not None and before.version == version - 1
         taught = _taught(training, before, state) if before and consecutive else None
         yield VersionPoint(version, state.logprob, taught)
         before = state
 
 
-def most_taught(
-    training: RecordedTraining, behaviour: Behaviour, points: Sequence[VersionPoint]
-) -> tuple[int, list[VersionPoint]]:
-    """Step that taught most, from 0, and the points with those between two kept versions that were
-    made to find it.
-
-    If versions are missing, it is the one that taught most within the largest rise, whose steps are
-    taken again. Raises `RunError` if only version 0 is kept and none was made after it.
+def most_taught(points: Sequence[VersionPoint]) -> int:
+    """Number, from 0, of the step with the largest `taught`. Raises `RunError` if it is unknown for
+    all steps.
     """
-    found = list(points)
-    pairs = list(pairwise(found))
+    taught = [(point.taught, point.version) for point in points if point.taught is not None]
+    if not taught:
+        raise RunError(
+            "No two consecutive versions of the weights are known.",
+            "Train with --keep-versions 1, or name a step: --step N.",
+        )
+    return max(taught)[1] - 1
+
+
+def largest_rise(points: Sequence[VersionPoint]) -> tuple[int, int] | None:
+    """Neighbouring versions between which the log-prob rises most (None if no version between two
+    points is missing).
+    """
+    pairs = list(pairwise(points))
     if all(after.version == before.version + 1 for before, after in pairs):
-        return max(pairs, key=lambda pair: pair[1].taught or 0.0)[0].version, found
-    first, last = max(pairs, key=lambda pair: pair[1].logprob - pair[0].logprob)
-    within = list(course(training, behaviour, training.walk(first.version, last.version)))
-    place = found.index(first)
-    found[place : place + 2] = [first, *within[1:]]
-    return max(within[1:], key=lambda each: each.taught or 0.0).version - 1, found
+        return None
+    before, after = max(pairs, key=lambda pair: pair[1].logprob - pair[0].logprob)
+    return before.version, after.version
 
 
 def logprob_at(training: RecordedTraining, behaviour: Behaviour) -> float:
-    """Log-prob of a behaviour under the weights that are loaded."""
+    """Log-prob of a behaviour under the loaded weights."""
     model = training.learner.model
     with torch.no_grad(), as_it_answers(model):
         return float(token_logprobs(model, behaviour.batch().to(_device(model))).double().sum())
 
 
 def pushes(training: RecordedTraining, behaviour: Behaviour, step: RecordedStep) -> list[Push]:
-    """Rollouts that a step trained on, the one with the largest push first.
-
-    The weights before the step are loaded, and the step is taken.
+    """Pushes of the rollouts that a step trained on, the largest first. Loads the version before the
+    step, and repeats the step.
     """
     training.load(step.number)
     model: Any = training.learner.model
@@ -280,13 +289,13 @@ def proof(
     *,
     following: int,
 ) -> Proof:
-    """Proof by removal of the rollouts with the ids `removed`. `following`: number of steps that are
-    taken after `step`, at most those on record.
+    """Proof by removal of the rollouts with the ids `removed`. `following`: maximum number of
+    recorded steps to repeat after `step`.
     """
     end = min(step.number + following, len(training.rows) - 1)
     training.load(step.number)
     before = logprob_at(training, behaviour)
-    training.take(step.without(removed))  # its metrics are others than on record
+    training.take(step.without(removed))
     for number in range(step.number + 1, end + 1):
         training.take(training.step(number))
     without = logprob_at(training, behaviour)
@@ -299,23 +308,21 @@ class _State:
     version: int
     logprob: float
     gradient: list[Tensor]
-    """Gradient of the behaviour's log-prob by each trained weight."""
+    """Gradient of the behaviour's log-prob with respect to each trained weight."""
     moments: list[Moments | None]
 
     @classmethod
-    def of(cls, training: RecordedTraining, version: int, batch: MicroBatch) -> _State:
-        model = training.learner.model
-        with torch.no_grad(), as_it_answers(model):
-            logprob = float(token_logprobs(model, batch.to(_device(model))).double().sum())
+    def of(cls, training: RecordedTraining, version: int, behaviour: Behaviour) -> _State:
         moments = [
             None if each is None else each._replace(mean=each.mean.clone())
             for each in moments_of(training.learner.optimizer)
         ]
-        return cls(version, logprob, _gradient(model, batch), moments)
+        gradient = _gradient(training.learner.model, behaviour.batch())
+        return cls(version, logprob_at(training, behaviour), gradient, moments)
 
 
 def _taught(training: RecordedTraining, before: _State, after: _State) -> float:
-    """Change of log-prob that the step between two consecutive versions caused."""
+    """First-order change of the log-prob by the step between two consecutive versions."""
     number = before.version
     beta1 = training.config.optim.adam_beta1
     rates = _rates(training, number)
@@ -335,8 +342,8 @@ def _taught(training: RecordedTraining, before: _State, after: _State) -> float:
 
 
 def _factor(rates: Sequence[float], behind: int, beta1: float) -> float:
-    """Factor F of a gradient that an optimiser step takes in. `rates`: rates of this and of later
-    steps. `behind`: number of steps before it.
+    """Factor F of the gradient of one optimiser step. `rates`: learning rates of this step and the
+    later ones. `behind`: number of optimiser steps before this one.
     """
     total = 0.0
     for later, rate in enumerate(rates):
@@ -347,16 +354,16 @@ def _factor(rates: Sequence[float], behind: int, beta1: float) -> float:
 
 
 def _factor_of_mean(rates: Sequence[float], behind: int, taken: int, beta1: float) -> float:
-    """Factor of the part of the mean that `taken` optimiser steps have added, as if their gradients
-    were equal. For one step it is that of the gradient, divided by its share in the mean.
+    """Factor of what `taken` optimiser steps have added to the mean of gradients, if their gradients
+    are equal. For one step it is F / (1 - beta1).
     """
     share = 1 - beta1**taken
     return sum(_factor(rates[first:], behind + first, beta1) for first in range(taken)) / share
 
 
 def _rates(training: RecordedTraining, number: int) -> list[float]:
-    """Learning rates of the optimiser steps from training step `number` on, to the end or to that
-    at which the optimiser begins afresh.
+    """Learning rates of the optimiser steps from training step `number` to the end of the training,
+    or to the next reset of the optimiser.
     """
     found: list[float] = []
     for later in range(number, len(training.rows)):
@@ -383,7 +390,9 @@ def _fresh(
 def _loss_slopes(
     training: RecordedTraining, parts: Sequence[Sequence[MicroBatch]], loss: LossOptions
 ) -> list[list[Tensor]]:
-    """Derivative of a step's loss by the log-prob of each trained token, for each micro-batch."""
+    """Derivative of a step's loss with respect to each trained token's log-prob, for each
+    micro-batch.
+    """
     learner = training.learner
     model: Any = learner.model
     device = _device(model)
@@ -422,8 +431,8 @@ def _derivative(
     along: Sequence[Tensor],
     size: float,
 ) -> Tensor:
-    """Derivative of each trained token's log-prob along a direction of the weights, by the central
-    difference over `size`.
+    """Derivative of each trained token's log-prob along the direction `along`, by a central
+    difference of step size `size`.
     """
     found: list[Tensor] = []
     moved = batch.to(_device(model))
@@ -437,7 +446,7 @@ def _derivative(
 def _at(
     weights: Sequence[Tensor], start: Sequence[Tensor], along: Sequence[Tensor], size: float
 ) -> Generator[None]:
-    """Move the weights within the block. They compute in single precision there."""
+    """Add `size` times a direction to the weights within the block, in single precision."""
     data = [weight.data for weight in weights]
     try:
         for weight, value, direction in zip(weights, start, along, strict=True):
@@ -454,8 +463,8 @@ def _rms(tensors: Sequence[Tensor]) -> float:
 
 
 def _gradient(model: Any, batch: MicroBatch) -> list[Tensor]:
-    """Gradient of the sum of a micro-batch's log-probs by each trained weight, in single
-    precision.
+    """Gradient of the sum of a micro-batch's log-probs with respect to each trained weight, in
+    single precision.
     """
     with as_it_answers(model):
         total = token_logprobs(model, batch.to(_device(model))).sum()

@@ -576,9 +576,8 @@ class KeepPart(ConfigPart, CheckpointSettings):
     the last stage are in RUN/model.
     """
     keep_versions: int = Field(default=0, ge=0)
-    """Steps from one version of the weights that is kept for `hrm-agent why` to the next (0: none
-    is kept). Each is kept with its optimiser, as its difference from the one before, in
-    RUN/versions.
+    """Steps from one archived version of weights and optimiser to the next (0: none). The archive,
+    RUN/versions, is what `hrm-agent why` reads.
     """
 
 

@@ -1,8 +1,8 @@
-"""Steps of a training, taken again from its record.
+"""Repetition of recorded training steps.
 
-A step is a function of the weights and the optimiser before it, of the rollouts on record, and of
-their verdicts. So the same step has the same result to the last bit, and a step without some of its
-rollouts shows what these have taught.
+The result of a step depends only on the weights and the optimiser before it, the recorded rollouts,
+and their verdicts. So on one machine a repeated step gives bit-identical weights. A step repeated
+without some of its rollouts shows their effect.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from hrm_agent.basics.files import read_whole
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.store import RunStore, open_store
+from hrm_agent.store.run_store import own_run
 from hrm_agent.training.checkpoints import Checkpoints
 from hrm_agent.training.config.commands import DemoConfig, GrpoConfig
 from hrm_agent.training.config.fitted import fit
@@ -33,12 +33,12 @@ from hrm_agent.training.update.learner import Learner
 from hrm_agent.training.versions import Versions
 from hrm_agent.trajectory import Overlay, Trajectory, Verdict, step_in_name
 
-_SAME = 1e-3
-"""Difference of metrics, as a share of them, up to which a step taken again is the same. On one
-machine there is none.
-"""
-
 __all__ = ["RecordedStep", "RecordedTraining", "config_of_training", "opened_training"]
+
+_SAME = 1e-3
+"""Maximum relative difference between the metrics of a repeated step and the recorded ones. On one
+machine they are equal. Other devices and library versions round differently.
+"""
 
 
 def config_of_training(folder: Path) -> GrpoConfig:
@@ -67,18 +67,18 @@ def config_of_training(folder: Path) -> GrpoConfig:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """Step of a training, with all that decided its update, except the weights before it."""
+    """Recorded input of a training step's update: everything except weights and optimiser."""
 
     number: int
-    """Number of the step, from 0. It made version `number + 1` of the weights."""
+    """Number of the step, from 0. Its result is version `number + 1` of the weights."""
     config: GrpoConfig
     """Configuration of the training in the stage of the step."""
     rate: float
     """Learning rate."""
     fresh_optimizer: bool
-    """True if the optimiser began afresh with this step."""
+    """True if the optimiser is reset before this step."""
     rollouts: list[Trajectory]
-    """Rollouts, in the order in which they were trained on."""
+    """All rollouts of the step, selected or not."""
     overlays: list[Overlay]
     """Verdict on each rollout, in the same order."""
 
@@ -90,13 +90,13 @@ class RecordedStep:
 
     @property
     def trained_by_part(self) -> list[list[str]]:
-        """Ids of the selected rollouts of each mini-batch, in the order of their numbers there."""
+        """Ids of the selected rollouts by mini-batch, in the order of `MicroBatch.sequences_K`."""
         parts = split_kept(self.overlays, self.config.optim.mini_batches, seed=self.config.seed)
         return [[each.trajectory_id for each in part] for part in parts]
 
     def without(self, ids: Collection[str]) -> RecordedStep:
-        """The step in which the outcome of the rollouts with these ids teaches nothing: their
-        weight is 0. Mini-batches, numbers of tokens and advantages of the others stay.
+        """Copy of the step in which the weights of the rollouts with these ids are 0. Mini-batches,
+        token counts and the advantages of the other rollouts are unchanged.
         """
         calls = {each.id: [call.id for call in each.calls] for each in self.rollouts}
         overlays = [
@@ -114,10 +114,10 @@ class RecordedStep:
 
 
 class RecordedTraining:
-    """Training on record: its kept versions, and its steps. Nothing is written to its folder."""
+    """Recorded training, with its kept versions and its steps. Its folder is only read."""
 
     def __init__(self, folder: Path, store: RunStore, config: GrpoConfig) -> None:
-        """Raises `ConfigError` or `RunError` if its steps cannot be taken again."""
+        """Load the policy. Raises `ConfigError` or `RunError` if the steps cannot be repeated."""
         self.folder = folder
         self.store = store
         _refuse_unrepeatable(config, folder)
@@ -127,10 +127,10 @@ class RecordedTraining:
         if not self.rows:
             raise RunError(f"The training in {folder} has taken no step.", "Continue it first.")
         refuse_parts_changed_since(self.config, folder)
-        run_id = read_whole(folder / "run_id")
+        run_id = own_run(str(folder))
         if run_id is None:
             raise RunError(
-                f"{folder / 'run_id'} is missing or empty, so that the run's rollouts are unknown.",
+                f"{folder / 'run_id'} is missing or empty. It names the run's rollouts in the store.",
                 "Write the name there that the folder had when the run began.",
             )
         self.run_id = run_id
@@ -140,8 +140,8 @@ class RecordedTraining:
 
     @cached_property
     def kept(self) -> list[int]:
-        """Versions whose weights and optimiser are kept, in order, and 0: the policy that the
-        training began with.
+        """Numbers of the versions whose weights and optimiser are kept, ascending. Version 0 is the
+        policy before the first step.
         """
         return sorted({0, *self._checkpoints, *self._archived} & {*range(len(self.rows) + 1)})
 
@@ -149,10 +149,13 @@ class RecordedTraining:
     def _archived(self) -> frozenset[int]:
         return frozenset(self._versions.numbers)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Size of the archive of versions."""
+        return self._versions.size
+
     def versions(self, numbers: Iterable[int]) -> Generator[int]:
-        """Load kept versions one after the other, in ascending order, and yield the number of each
-        while the learner has its weights and optimiser.
-        """
+        """Load kept versions in ascending order. Yields the number of each after loading it."""
         wanted = sorted(numbers)
         with self._versions.opened(each for each in wanted if each in self._archived) as folders:
             for number in wanted:
@@ -175,22 +178,22 @@ class RecordedTraining:
             ) from error
 
     def load(self, number: int) -> None:
-        """Load a version. One that is not kept is made from the last kept one before it."""
+        """Load a version. If it is not kept, repeat the steps after the last kept one before it."""
         for _ in self.walk(max(each for each in self.kept if each <= number), number):
             pass
 
     def walk(self, start: int, end: int) -> Generator[int]:
-        """Load the kept version `start`, take the steps from it to version `end` again, and yield
-        the number of each version while it is loaded.
+        """Load the kept version `start`, and repeat steps up to version `end`. Yields the number of
+        each version after loading it.
         """
         for _ in self.versions([start]):
             yield start
         for number in range(start, end):
-            self._again(number)
+            self._repeat(number)
             yield number + 1
 
-    def _again(self, number: int) -> None:
-        """Take a step again. Raises `RunError` if its metrics are not those on record."""
+    def _repeat(self, number: int) -> None:
+        """Repeat a step. Raises `RunError` if its metrics differ from the recorded ones."""
         found = self.take(self.step(number))
         for name in ("loss", "grad_norm", "trained_tokens"):
             before = self.rows[number].get(name)
@@ -199,29 +202,29 @@ class RecordedTraining:
                 continue
             if not math.isclose(float(before), now, rel_tol=_SAME, abs_tol=_SAME):
                 raise RunError(
-                    f"Step {number + 1} taken again has {name} {now:.6g}, and {before:.6g} on"
-                    " record: the policy that the training began with, the device or a library is"
-                    " another one.",
-                    "Restore it, or train with --keep-versions 1, so that no step is taken again.",
+                    f"Step {number + 1} was repeated with another result: {name} is {now:.6g}, and"
+                    f" {before:.6g} on record. The initial policy, the device or a library has"
+                    " changed.",
+                    "Restore it, or train with --keep-versions 1, so that no step is repeated.",
                 )
 
     def begins_afresh(self, number: int) -> bool:
-        """True if the optimiser began afresh with step `number`."""
+        """True if the optimiser is reset before step `number`."""
         if number == 0:
             return True
         stages = self.config.stages
         before, now = (int(self.rows[each].get("stage") or 0) for each in (number - 1, number))
-        # a stage without a problem left takes no step, but begins
+        # a stage whose pool is empty has no step, but resets the optimiser
         return any(stages[each].reset_optimizer for each in range(before + 1, now + 1))
 
-    def at_step(self, number: int) -> GrpoConfig:
+    def config_at(self, number: int) -> GrpoConfig:
         """Configuration of the training in the stage of step `number`."""
         return at_stage(self.config, int(self.rows[number].get("stage") or 0))
 
     def step(self, number: int) -> RecordedStep:
         """Recorded step `number`. Raises `RunError` if its rollouts are missing."""
         row = self.rows[number]
-        config = self.at_step(number)
+        config = self.config_at(number)
         overlays = {
             each.trajectory_id: each for each in self.store.journal.overlays(self.run_id, number)
         }
@@ -236,7 +239,7 @@ class RecordedTraining:
         if len(found) < len(rollouts) or (row["trained_tokens"] and not kept):
             raise RunError(
                 f"Rollouts of step {number + 1}, or their verdicts, are missing in"
-                f" {self.store.url}: they were deleted.",
+                f" {self.store.url}.",
                 "Name a step whose rollouts are kept.",
             )
         threads = {each.thread_id for each in found}
@@ -247,7 +250,7 @@ class RecordedTraining:
         return RecordedStep(number, config, rate, self.begins_afresh(number), last, verdicts)
 
     def _place(self, rollout: Trajectory, step: int) -> tuple[bool, int, int]:
-        """Place of a rollout in its step. Those carried over from the step before come last."""
+        """Sort key of a rollout in its step. Rollouts carried over from the previous step are last."""
         carried = step_in_name(rollout.thread_id, self.run_id) != step
         return carried, int(rollout.group_id.rpartition("/")[2]), rollout.sample_index
 
@@ -263,7 +266,7 @@ class RecordedTraining:
         )
 
     def take(self, step: RecordedStep) -> Row:
-        """Take a step with the weights that are loaded, and return the metrics of its update."""
+        """Take a step from the loaded weights. Returns the metrics of its update."""
         if step.fresh_optimizer:
             self.learner.begin_optimizer_afresh()
         return self.learner.update(self.batches(step), step.rate)
@@ -273,9 +276,9 @@ class RecordedTraining:
 def opened_training(
     folder: Path, config: GrpoConfig | None = None, store: str | None = None
 ) -> Generator[RecordedTraining]:
-    """Open the training in `folder`. `config`: its configuration (None: that on record). `store`:
-    path or URL of its store (None: as the folder says). Raises as `RecordedTraining` and
-    `config_of_training`.
+    """Open the training in `folder`. `config`: its configuration (None: read from the folder).
+    `store`: path or URL of its store (None: found through the folder). Raises the errors of
+    `RecordedTraining` and `config_of_training`.
     """
     config = config or config_of_training(folder)
     with open_store(store or str(folder), create=False, read_only=True) as opened:
@@ -292,6 +295,6 @@ def _refuse_unrepeatable(config: GrpoConfig, folder: Path) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise ConfigError(
-                f"The steps in {folder} cannot be taken again: it {reason}.",
+                f"The steps of {folder} cannot be repeated: it {reason}.",
                 "Name a training of one process that sampled its own rollouts.",
             )

@@ -1,9 +1,9 @@
-"""Accelerators that change no number of a training.
+"""Accelerators without settings that change the results of a training.
 
-Accelerate takes settings from environment variables (set by `accelerate launch` and by its
-configuration file), and one process has one state for all trainers. TRL's trainers, for example,
-leave mixed precision in bfloat16. An update with such settings would compute other log-probs than
-the engine that sampled, or scale the gradient.
+Accelerate reads settings from environment variables, which `accelerate launch` sets, and shares one
+state among all trainers of a process. TRL's trainers, for example, set mixed precision to bfloat16.
+With such settings, an update would compute other log-probs than the sampling engine, or scale the
+gradient.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["exact_accelerator"]
 
 
 def exact_accelerator(**settings: Any) -> Accelerator:
-    """Accelerator with `settings`, with neither mixed precision nor gradient accumulation nor
-    compilation.
+    """Accelerator without mixed precision, gradient accumulation and compilation. `settings` are
+    passed to `Accelerator`.
 
-    Raises `ConfigError` if the environment or an earlier trainer in this process has set one of
-    these, or something that accelerate does not take.
+    Raises `ConfigError` if the environment or an earlier trainer of this process has enabled one of
+    these, or if accelerate rejects the environment.
     """
     try:
         accelerator = Accelerator(**settings)
@@ -41,10 +41,10 @@ def exact_accelerator(**settings: Any) -> Accelerator:
     changed = [f"{name} = {value}" for name, (value, plain) in found.items() if value != plain]
     if changed:
         raise ConfigError(
-            f"Accelerate is set to {', '.join(changed)}, which would change the numbers of this"
+            f"Accelerate is set to {', '.join(changed)}, which would change the results of this"
             " training.",
-            "Leave it out of `accelerate launch`, of its configuration file and of variables named"
-            " ACCELERATE_*, and train in a process of its own if another trainer ran in this one."
+            "Remove it from `accelerate launch`, its configuration file and variables named"
+            " ACCELERATE_*. If another trainer ran in this process, train in a new one."
             " --dtype bfloat16 trains in bfloat16.",
         )
     return accelerator

@@ -84,7 +84,7 @@ class Learner:
         """
         self._folder = folder
         self.reference = self._policy.reference() if config.loss.kl_coef else None
-        """Policy that the training began with (None if the loss has no divergence from it)."""
+        """Initial policy (None if the loss has no KL term)."""
         self.teachers = self._policy.teachers(
             config.loss,
             {each.name: each.teacher for each in config.families if each.teacher is not None},

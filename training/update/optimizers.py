@@ -81,14 +81,12 @@ def make_adamw(model: nn.Module, optim: OptimPart) -> Optimizer:
 class Moments(NamedTuple):
     """AdamW's means of the gradients of one weight."""
 
-    weight: Tensor
-    """Weight, or its master."""
     mean: Tensor
-    """Running mean of the gradients, not corrected for its start."""
+    """Running mean of the gradients, without bias correction."""
     root: Tensor
-    """Root of the running mean of their squares, corrected for its start, plus epsilon."""
+    """Root of the running mean of squared gradients, bias-corrected, plus epsilon."""
     steps: int
-    """Number of steps that were taken."""
+    """Number of optimiser steps with a gradient of this weight."""
 
 
 def moments_of(optimizer: Optimizer) -> list[Moments | None]:
@@ -110,7 +108,7 @@ def moments_of(optimizer: Optimizer) -> list[Moments | None]:
                 mean = _dequantized(state, "mean", weight)
                 root = _dequantized(state, "root", weight)
             corrected = root / math.sqrt(1 - group["betas"][1] ** steps)
-            found.append(Moments(weight, mean, corrected + group["eps"], steps))
+            found.append(Moments(mean, corrected + group["eps"], steps))
     return found
 
 

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _TOKENS = 3
-"""Number of tokens that are named for a rollout."""
+"""Number of tokens shown for a rollout."""
 
 
 def run(words: list[str]) -> int:
-    """Return 1 if the step that is looked at did not make the text more likely."""
+    """Return 1 if the analysed step did not make the text more likely."""
     parser = Parser(
         "why",
-        "Say which step of a training, and which of its rollouts, taught the policy to say a text.",
+        "Find the step of a training, and its rollouts, that taught the policy a text.",
     )
     add = parser.add_argument
     add("run", type=Path, help="folder of a `train rl`")
-    add("prompt", nargs="?", help="task whose first answer is meant")
-    add("--says", metavar="TEXT", help="text with which the answer begins, or that a turn says")
-    add("--thread", help="recorded run, in place of a task")
-    add("--turn", type=int, metavar="N", help="its N-th call of the policy [the last one]")
-    add("--step", type=int, metavar="N", help="step to look at, from 1 [the one that taught most]")
-    add("--store", metavar="URL", help="store of the run, if its folder does not lead to it")
-    add("--top", type=int, default=5, metavar="N", help="rollouts that are shown [5]")
+    add("prompt", nargs="?", help="task; the text is the beginning of its first answer")
+    add("--says", metavar="TEXT", help="the text")
+    add("--thread", help="recorded run; the text is a part of an answer in it")
+    add("--turn", type=int, metavar="N", help="N-th call of the policy in that run [the last]")
+    add("--step", type=int, metavar="N", help="step to analyse, from 1 [the one that taught most]")
+    add("--store", metavar="URL", help="store of the run [found through its folder]")
+    add("--top", type=int, default=5, metavar="N", help="number of rollouts shown [5]")
     add(
         "--remove",
         type=int,
         default=3,
         metavar="N",
-        help="first rollouts without which the step is taken again as a proof; 0: no proof [3]",
+        help="number of rollouts that the proof removes; 0: no proof [3]",
     )
     add(
         "--then",
         type=int,
         default=5,
         metavar="N",
-        help="following steps that the proof takes, too [5]",
+        help="number of following steps that the proof repeats [5]",
     )
     arguments = parser.read(words)
     _check(arguments)
@@ -69,7 +69,7 @@ def run(words: list[str]) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     if (arguments.prompt is None) == (arguments.thread is None):
         raise ConfigError(
-            "why needs a task, or a recorded run.",
+            "Name either a task or a recorded run.",
             'Write `why RUN "PROMPT" --says TEXT`, or `why RUN --thread THREAD`.',
         )
     if arguments.prompt is not None and arguments.says is None:
@@ -90,21 +90,12 @@ def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: O
             f"Write --step 1 to {len(training.rows)}.",
         )
     behaviour = _behaviour(training, arguments)
-    kept = training.kept
-    with progress("versions", len(kept)) as advance:
-        points: list[VersionPoint] = []
-        for point in course(training, behaviour):
-            points.append(point)
-            advance("")
+    points = _points("versions", len(training.kept), course(training, behaviour))
     if arguments.step is not None:
         number = arguments.step - 1
-    elif len(points) > 1:
-        number, points = most_taught(training, behaviour, points)
     else:
-        raise RunError(
-            f"{training.folder} has kept no version of its weights but the first.",
-            "Train with --keep-versions 1, or name a step: --step N.",
-        )
+        points = _completed(training, behaviour, points)
+        number = most_taught(points)
     step = training.step(number)
     found = pushes(training, behaviour, step)
     total = math.fsum(each.push for each in found)
@@ -117,13 +108,14 @@ def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: O
         {
             "behaviour": asdict(behaviour),
             "versions": [asdict(point) for point in points],
+            "versions_bytes": training.kept_bytes,
             "step": number + 1,
             "rollouts": [asdict(each) for each in found],
             "removed": [each.trajectory_id for each in named],
             "proof": None if proved is None else asdict(proved),
         }
     )
-    _show_course(output, points, len(points) == len(training.rows) + 1)
+    _show_course(output, training, points)
     _show_rollouts(output, training, number, found, arguments.top)
     if proved is not None:
         _show_proof(output, number, len(named), proved)
@@ -141,17 +133,48 @@ def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Beh
     return asyncio.run(answer_to(training, arguments.prompt, arguments.says))
 
 
-def _show_course(output: Output, points: Sequence[VersionPoint], complete: bool) -> None:
+def _points(label: str, count: int, points: Iterable[VersionPoint]) -> list[VersionPoint]:
+    """List of points, whose computation is shown as progress."""
+    found: list[VersionPoint] = []
+    with progress(label, count) as advance:
+        for point in points:
+            found.append(point)
+            advance("")
+    return found
+
+
+def _completed(
+    training: RecordedTraining, behaviour: Behaviour, points: list[VersionPoint]
+) -> list[VersionPoint]:
+    """Points with those of the missing versions within the largest rise."""
+    from hrm_agent.training.analysis.why import course, largest_rise
+
+    rise = largest_rise(points)
+    if rise is None:
+        return points
+    first, last = rise
+    made = course(training, behaviour, training.walk(first, last))
+    within = _points("repeated steps", last - first + 1, made)
+    return [
+        *(each for each in points if each.version < first),
+        *within,
+        *(each for each in points if each.version > last),
+    ]
+
+
+def _show_course(
+    output: Output, training: RecordedTraining, points: Sequence[VersionPoint]
+) -> None:
     rows: list[tuple[object, ...]] = []
     for before, point in zip([None, *points], points, strict=False):
         change = "" if before is None else _signed(point.logprob - before.logprob)
         taught = "" if point.taught is None else _signed(point.taught)
         rows.append((point.version, _probability(point.logprob), change, taught))
     output.table(("after step", "P", "change of log P", "taught by the step"), rows)
-    if not complete:
-        output.say(
-            "Versions between those shown are not kept. Train with --keep-versions 1.", style="dim"
-        )
+    if training.kept_bytes:
+        output.say(f"The versions take {training.kept_bytes / 1e6:.1f} MB.", style="dim")
+    if len(points) <= len(training.rows):
+        output.say("Some versions are missing. Train with --keep-versions 1.", style="dim")
 
 
 def _show_rollouts(
@@ -161,7 +184,7 @@ def _show_rollouts(
 
     total = math.fsum(each.push for each in found)
     if not found:
-        output.say(f"\nStep {number + 1} trained on no rollout that moves this text.")
+        output.say(f"\nNo rollout of step {number + 1} affects this text.")
         return
     rows = [
         (

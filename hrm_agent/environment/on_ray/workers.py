@@ -365,8 +365,8 @@ class RayWorkers:
                 self._settle(work, lost, lost=True)
 
     def _lose_all(self) -> None:
-        """Give all nodes up, since this process has left Ray. A call of an actor's method would
-        start another cluster.
+        """Give up all nodes after Ray was shut down in this process. Calling an actor would start a
+        new cluster.
         """
         for node in list(self._nodes.values()):
             self._lose(node, "Ray was shut down in this process")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ def test_a_small_training(hrm: Command) -> None:
     assert hrm("train", "rl", *small, "--keep-versions", "1", "--out", "run").code == 0
     told = hrm("why", "run", "--thread", "run/step-1/0/0", "--turn", "1", "--then", "1")
     assert "taught by the step" in told.out and "strongest tokens" in told.out
+    assert re.search(r"The versions take \d+\.\d MB", told.out)
     assert "Proof: P is " in told.out and "Next:\n  hrm-agent show run/step-" in told.out
 
     found = hrm("why", "run", "What is 3 * 4?", "--says", "<reason>", "--json").json
@@ -41,7 +43,10 @@ def test_versions_that_were_not_kept_are_made_where_they_are_needed(hrm: Command
     taught = {each["version"]: each["taught"] for each in found["versions"][1:]}
     assert found["step"] == max(taught, key=lambda version: taught[version])
     named = hrm(*asked, "--step", "2")
-    assert "are not kept. Train with --keep-versions 1." in named.out and "Step 2: " in named.out
+    assert (
+        "Some versions are missing. Train with --keep-versions 1." in named.out
+        and "Step 2: " in named.out
+    )
     assert "--store 'a run'" in named.out
     assert not (Path("a run") / "versions").exists()
     # the option may be given when a run goes on
@@ -62,8 +67,8 @@ def test_a_run_without_its_id_is_refused_and_nothing_is_written(hrm: Command) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run",), "needs a task, or a recorded run"),
-        (("run", "2 + 2?", "--thread", "t"), "needs a task, or a recorded run"),
+        (("run",), "Name either a task or a recorded run"),
+        (("run", "2 + 2?", "--thread", "t"), "Name either a task or a recorded run"),
         (("run", "2 + 2?"), "--says is missing"),
         (("run", "2 + 2?", "--says", "4", "--turn", "1"), "--turn is without --thread"),
         (("run", "2 + 2?", "--says", "4", "--top", "0"), "--top 0 is below 1"),

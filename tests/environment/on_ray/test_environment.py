@@ -346,21 +346,25 @@ from hrm_agent.environment.on_ray import workers
 from hrm_agent.environment.on_ray.environment import RayEnvironment
 from hrm_agent.testing import block_until
 from tests.support.environment.scheduler_workers import ThreadWorkers
-workers.LOOK_SECONDS = workers.NOBODY_SECONDS = 0.1
+workers.LOOK_SECONDS, workers.NOBODY_SECONDS = 30, 0.1
 environment = RayEnvironment("local", factory=ThreadWorkers, isolation=Isolation.L0)
-ray.shutdown()
-print(asyncio.run(environment.execute("value 1")).stderr)
+print(asyncio.run(environment.execute("value 1")).value)
+ray.shutdown()  # the environment's next check is 30 seconds away, so it does not know of it
+started = []
+ray.init = lambda *_, **__: started.append("started")
+print(asyncio.run(environment.execute("value 2")).stderr)
 block_until(lambda: "nodes_lost_total 1" in environment._workers.metrics())
 environment.shutdown()
-print(ray.is_initialized())
+print(f"{len(started)} clusters were started")
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=PROJECT, timeout=100, check=False
     )
-    *said, started = done.stdout.splitlines()
+    value, *said, started = done.stdout.splitlines()
+    assert value == "1", done.stderr
     assert "no node of the Ray cluster can be used" in " ".join(said), done.stderr
-    assert started == "False"
+    assert started == "0 clusters were started"
 
 
 async def test_nodes_die_at_random_during_thousands_of_calls(

@@ -212,5 +212,5 @@ def test_what_cannot_be_asked_is_said(training: RecordedTraining) -> None:
         turn_of(training, "run/step-0/0/0", 9, None)
     with pytest.raises(ConfigError, match="has no token"):
         turn_of(training, "run/step-0/0/0", 1, "")
-    with pytest.raises(ModelError, match="and the policy reads"):
+    with pytest.raises(ModelError, match="but the policy takes at most"):
         turn_of(training, "run/step-0/0/0", 1, "zebra " * 5000)

@@ -133,7 +133,7 @@ def test_a_step_that_comes_out_otherwise_is_an_error(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("\n".join([json.dumps(first), *rows[1:]]) + "\n")
     with opened_training(run, config) as training:
         training.load(2)
-        with pytest.raises(RunError, match=r"Step 1 taken again has grad_norm .* on record"):
+        with pytest.raises(RunError, match=r"Step 1 was repeated .* grad_norm is .* on record"):
             training.load(1)
 
 
