@@ -280,13 +280,8 @@ async def _scored_anew(
     store: RunStore, runs: Sequence[BlamedRun], rewards: str, config: BlameConfig
 ) -> list[BlamedRun]:
     """Runs with the outcome that the rubric gives them now. Nothing is stored."""
-    where = {
-        "HRM_AGENT_ENVIRONMENT": config.environment,
-        "HRM_AGENT_ISOLATION": config.isolation,
-    }
-    variables = {name: str(value) for name, value in where.items() if value is not None}
     found = list[BlamedRun]()
-    async with opened_scorer(rewards, environment=variables) as scorer:
+    async with opened_scorer(rewards, environment=reward_environment(config)) as scorer:
         for each in runs:
             (scoring,) = await scorer.score(rollouts_of(scorer.rubric, store, [each.trajectory]))
             if scoring.fault:

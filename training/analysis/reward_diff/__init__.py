@@ -1,0 +1,27 @@
+"""Difference between two rewards before anything is trained: what each would teach from recorded
+rollouts.
+"""
+
+from hrm_agent.training.analysis.reward_diff.difference import (
+    Flips,
+    PushedToken,
+    RewardDifference,
+    RolloutDifference,
+    Side,
+    newest_steps,
+    reward_difference,
+)
+from hrm_agent.training.analysis.reward_diff.measures import Change
+from hrm_agent.training.analysis.reward_diff.warnings import Warned
+
+__all__ = [
+    "Change",
+    "Flips",
+    "PushedToken",
+    "RewardDifference",
+    "RolloutDifference",
+    "Side",
+    "Warned",
+    "newest_steps",
+    "reward_difference",
+]

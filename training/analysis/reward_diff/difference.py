@@ -1,0 +1,391 @@
+"""Difference between two rewards on recorded steps: verdicts, updates, predicted changes, tokens and
+warnings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hrm_agent.training.analysis.reward_diff.judged import Scores, judged, scores_by
+from hrm_agent.training.analysis.reward_diff.measures import (
+    Change,
+    Measured,
+    changes_of,
+    measured,
+)
+from hrm_agent.training.analysis.reward_diff.updates import StepUpdates, updates_of
+from hrm_agent.training.analysis.reward_diff.warnings import Warned, warnings_of
+from hrm_agent.training.analysis.token_sample import token_texts
+from hrm_agent.training.evaluation.rubrics import RECORDED
+from hrm_agent.training.records.retrace import RecordedStep, RecordedTraining
+from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.select.roc import is_positive, outcome_of
+from hrm_agent.training.tasks.own_verifier import VERIFIER
+from hrm_agent.trajectory import Trajectory, Verdict
+
+__all__ = [
+    "Flips",
+    "PushedToken",
+    "RewardDifference",
+    "RolloutDifference",
+    "Side",
+    "newest_steps",
+    "reward_difference",
+]
+
+_CONTEXT = 6
+"""Number of tokens shown before a pushed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Judgement of a rollout by one reward."""
+
+    reward: float | None
+    """Reward that the training would maximise (None if there is none)."""
+    right: bool
+    """True if the reward's outcome counts as right."""
+    kept: bool
+    """True if the rollout would be trained on."""
+    advantage: float | None
+    """Advantage in its group (None unless kept)."""
+    reason: str
+    """Parts of the reward, with their reasons."""
+    verdict: str
+    """Reason of the selection."""
+    push: float
+    """Change of the rollout's log-prob by one step, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDifference:
+    """Rollout under both rewards."""
+
+    trajectory_id: str
+    """Id of the rollout."""
+    thread_id: str
+    """Thread of the rollout."""
+    step: int
+    """Number of its step, from 1."""
+    prompt: str
+    """Task of the rollout."""
+    answer: str
+    """Final text of the rollout."""
+    old: Side
+    """Judgement by the old reward."""
+    new: Side
+    """Judgement by the new reward."""
+
+    @property
+    def difference(self) -> float:
+        """Advantage under the new reward less that under the old one. A rollout that is not kept
+        counts as 0.
+        """
+        return (self.new.advantage or 0.0) - (self.old.advantage or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """Numbers of rollouts that the two rewards judge differently."""
+
+    rollouts: int
+    """All rollouts that can be judged."""
+    rewards: int
+    """Rollouts with another reward."""
+    right_by_old: int
+    """Rollouts that are right by the old reward only."""
+    right_by_new: int
+    """Rollouts that are right by the new reward only."""
+    kept_by_old: int
+    """Rollouts that are trained on under the old reward only."""
+    kept_by_new: int
+    """Rollouts that are trained on under the new reward only."""
+    down: int
+    """Rollouts with a positive advantage under the old reward and a negative one under the new."""
+    up: int
+    """Rollouts with a negative advantage under the old reward and a positive one under the new."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushedToken:
+    """Token that the two rewards push differently."""
+
+    thread_id: str
+    """Thread of the rollout."""
+    call_id: str
+    """Call that sampled the token."""
+    place: int
+    """Index of the token in the call's tokens."""
+    before: str
+    """Text of the tokens before it."""
+    text: str
+    """Text of the token."""
+    old: float
+    """Change of its log-prob by one step under the old reward, in nats."""
+    new: float
+    """Change of its log-prob by one step under the new reward, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardDifference:
+    """Result of `reward_difference`."""
+
+    old: str
+    """Old reward, as given by the user."""
+    new: str
+    """New reward, as given by the user."""
+    steps: tuple[int, ...]
+    """Numbers of the analysed steps, from 1."""
+    flips: Flips
+    """Numbers of rollouts that are judged differently."""
+    rollouts: tuple[RolloutDifference, ...]
+    """Rollouts, the largest difference of advantages first."""
+    roles: Mapping[str, tuple[float, float]]
+    """Role -> its share of the update under the old and under the new reward (nan without an
+    update). A share is a norm over the sum of all roles' norms.
+    """
+    norms: tuple[float, float]
+    """Norms of the updates under the old and under the new reward, over all steps."""
+    cosine: float
+    """Cosine of the angle between the two updates, over all steps (nan if one is zero)."""
+    changes: Mapping[str, Change]
+    """Measure -> its predicted change by one step, mean over the steps."""
+    up: tuple[PushedToken, ...]
+    """Tokens that the new reward pushes up and the old one down, the largest difference first."""
+    down: tuple[PushedToken, ...]
+    """Tokens that the old reward pushes up and the new one down, the largest difference first."""
+    warnings: tuple[Warned, ...]
+    """Warnings about the new reward."""
+
+
+def newest_steps(training: RecordedTraining, count: int) -> list[int]:
+    """Numbers, from 0, of the newest `count` steps whose weights before the step are kept."""
+    return [each for each in training.kept if each < len(training.rows)][-count:]
+
+
+def reward_difference(
+    training: RecordedTraining,
+    old: str,
+    new: str,
+    numbers: Sequence[int],
+    *,
+    on_step: Callable[[int], object] = lambda number: None,
+) -> RewardDifference:
+    """Compare two rewards on the recorded steps `numbers`, from 0. `on_step`: called after each step.
+
+    Raises `ConfigError` for an unknown reward, and `RunError` if a reward scores no
+    rollout.
+    """
+    steps = [training.step(number) for number in sorted(numbers)]
+    by_old, by_new, verifier = asyncio.run(_scores(training, steps, old, new))
+    compared: list[_Compared] = []
+    for step in steps:
+        sides = (judged(step, by_old, training.run_id), judged(step, by_new, training.run_id))
+        updates = updates_of(training, *sides)
+        found = measured(
+            step.number, step.rollouts, verifier, updates.old.changes, updates.new.changes
+        )
+        compared.append(_Compared(*sides, updates, found))
+        on_step(step.number)
+    rollouts = [each for one in compared for each in one.measured]
+    changes = changes_of(rollouts)
+    differences = [each for one in compared for each in one.rollouts(by_old, by_new)]
+    texts = _Texts(training.learner.codec)
+    tokens = [each for one in compared for each in one.tokens(texts)]
+    all_updates = [each.updates for each in compared]
+    norms = (
+        math.hypot(*(each.old.norm for each in all_updates)),
+        math.hypot(*(each.new.norm for each in all_updates)),
+    )
+    inner = math.fsum(each.inner for each in all_updates)
+    rewards_old, rewards_new = (
+        {each.trajectory_id: side(each).reward for each in differences} for side in (_old, _new)
+    )
+    return RewardDifference(
+        old=old,
+        new=new,
+        steps=tuple(each.number + 1 for each in steps),
+        flips=_flips(differences),
+        rollouts=tuple(sorted(differences, key=lambda each: -abs(each.difference))),
+        roles=_shares(all_updates),
+        norms=norms,
+        cosine=inner / (norms[0] * norms[1]) if all(norms) else math.nan,
+        changes=changes,
+        up=_distinct(tokens, 1),
+        down=_distinct(tokens, -1),
+        warnings=tuple(
+            warnings_of(
+                rollouts,
+                {id_: value for id_, value in rewards_old.items() if value is not None},
+                {id_: value for id_, value in rewards_new.items() if value is not None},
+                changes,
+                {each.trajectory_id: each.new.advantage or 0.0 for each in differences},
+                texts.sampled,
+            )
+        ),
+    )
+
+
+async def _scores(
+    training: RecordedTraining, steps: Sequence[RecordedStep], old: str, new: str
+) -> tuple[Scores, Scores, Scores]:
+    """Scores by the old reward, the new one and the task's verifier."""
+    found: dict[str, Scores] = {}
+    # a training without a rubric recorded the verifier's values
+    own = training.config.rewards is None and not any(
+        each.rewards for each in training.config.families
+    )
+    for reward in (old, new, VERIFIER):
+        if reward not in found:
+            recorded = reward == VERIFIER and own
+            found[reward] = await scores_by(training, steps, RECORDED if recorded else reward)
+    return found[old], found[new], found[VERIFIER]
+
+
+class _Texts:
+    """Texts of tokens, each call decoded once."""
+
+    def __init__(self, codec: Any) -> None:
+        self._codec = codec
+        self._known: dict[str, list[str]] = {}
+
+    def of(self, call: Any) -> list[str]:
+        if call.id not in self._known:
+            self._known[call.id] = token_texts(self._codec, call.token_ids)
+        return self._known[call.id]
+
+    def sampled(self, rollout: Trajectory) -> str:
+        """Text that the policy wrote in a rollout, call by call."""
+        return "\n".join(
+            "".join(text for text, own in zip(self.of(call), call.mask, strict=True) if own)
+            for call in rollout.own_calls
+            if call.token_ids
+        )
+
+
+def _old(each: RolloutDifference) -> Side:
+    return each.old
+
+
+def _new(each: RolloutDifference) -> Side:
+    return each.new
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Step under both rewards."""
+
+    old: RecordedStep
+    new: RecordedStep
+    updates: StepUpdates
+    measured: list[Measured]
+
+    def rollouts(self, by_old: Scores, by_new: Scores) -> list[RolloutDifference]:
+        pushes = {each.rollout.id: (each.old, each.new) for each in self.measured}
+        found: list[RolloutDifference] = []
+        for place, rollout in enumerate(self.old.rollouts):
+            if rollout.id not in pushes:
+                continue
+            old, new = pushes[rollout.id]
+            found.append(
+                RolloutDifference(
+                    trajectory_id=rollout.id,
+                    thread_id=rollout.thread_id,
+                    step=self.old.number + 1,
+                    prompt=rollout.task.prompt,
+                    answer=rollout.answer or "",
+                    old=_side(self.old, place, by_old, old),
+                    new=_side(self.new, place, by_new, new),
+                )
+            )
+        return found
+
+    def tokens(self, texts: _Texts) -> list[PushedToken]:
+        """All tokens that the rewards push in opposite directions."""
+        found: list[PushedToken] = []
+        for each in self.measured:
+            for call in each.rollout.own_calls:
+                old = self.updates.old.changes.get(call.id)
+                new = self.updates.new.changes.get(call.id)
+                if not old or not new:
+                    continue
+                places = [place for place, own in enumerate(call.mask) if own]
+                opposed = [
+                    (place, a, b) for place, a, b in zip(places, old, new, strict=True) if a * b < 0
+                ]
+                written = texts.of(call) if opposed else []
+                found += [
+                    PushedToken(
+                        each.rollout.thread_id,
+                        call.id,
+                        place,
+                        "".join(written[max(0, place - _CONTEXT) : place]),
+                        written[place],
+                        a,
+                        b,
+                    )
+                    for place, a, b in opposed
+                ]
+        return found
+
+
+def _side(step: RecordedStep, place: int, scores: Scores, push: float) -> Side:
+    rollout = step.rollouts[place]
+    overlay = step.overlays[place]
+    able = fault_of(rollout) is None
+    return Side(
+        reward=overlay.reward if able else None,
+        right=able and is_positive(outcome_of(rollout)),
+        kept=overlay.verdict is Verdict.KEPT,
+        advantage=overlay.advantage,
+        reason=scores.reason(rollout),
+        verdict=overlay.reason,
+        push=push,
+    )
+
+
+def _flips(rollouts: Sequence[RolloutDifference]) -> Flips:
+    def count(test: Callable[[Side, Side], bool]) -> int:
+        return sum(test(each.old, each.new) for each in rollouts)
+
+    return Flips(
+        rollouts=len(rollouts),
+        rewards=count(lambda old, new: old.reward != new.reward),
+        right_by_old=count(lambda old, new: old.right and not new.right),
+        right_by_new=count(lambda old, new: new.right and not old.right),
+        kept_by_old=count(lambda old, new: old.kept and not new.kept),
+        kept_by_new=count(lambda old, new: new.kept and not old.kept),
+        down=count(lambda old, new: (old.advantage or 0) > 0 > (new.advantage or 0)),
+        up=count(lambda old, new: (old.advantage or 0) < 0 < (new.advantage or 0)),
+    )
+
+
+def _shares(updates: Sequence[StepUpdates]) -> dict[str, tuple[float, float]]:
+    sums: dict[str, list[float]] = {}
+    for each in updates:
+        for place, side in enumerate((each.old, each.new)):
+            for role, norm in side.by_role.items():
+                sums.setdefault(role, [0.0, 0.0])[place] += norm
+    totals = [math.fsum(each[place] for each in sums.values()) for place in (0, 1)]
+    return {
+        role: (
+            norms[0] / totals[0] if totals[0] else math.nan,
+            norms[1] / totals[1] if totals[1] else math.nan,
+        )
+        for role, norms in sorted(sums.items())
+    }
+
+
+def _distinct(tokens: Sequence[PushedToken], sign: int) -> tuple[PushedToken, ...]:
+    """Tokens that the new reward pushes in the direction `sign`, and the old one in the other. Of
+    tokens with the same text and context, only the one with the largest difference.
+    """
+    found: dict[tuple[str, str], PushedToken] = {}
+    for each in sorted(tokens, key=lambda each: -sign * (each.new - each.old)):
+        if sign * each.new > 0:
+            found.setdefault((each.before, each.text), each)
+    return tuple(found.values())
