@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hrm_agent.cli.common.analyses import save_result
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.errors import ConfigError, RunError, to_install
@@ -63,7 +64,7 @@ def run(words: list[str]) -> int:
     with told_if_slow("loading torch; the first time this takes up to a minute"):
         from hrm_agent.training.records.retrace import opened_training
     with opened_training(arguments.run, store=arguments.store) as training:
-        return _answer(training, arguments, Output(as_json=arguments.json))
+        return _answer(training, words, arguments, Output(as_json=arguments.json))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -81,7 +82,12 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} {value} is below {least}.", f"Write --{name} {least}.")
 
 
-def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: Output) -> int:
+def _answer(
+    training: RecordedTraining,
+    words: Sequence[str],
+    arguments: argparse.Namespace,
+    output: Output,
+) -> int:
     from hrm_agent.training.analysis.why import course, most_taught, proof, pushes
 
     if arguments.step is not None and arguments.step > len(training.rows):
@@ -104,25 +110,37 @@ def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: O
     if named:
         ids = [each.trajectory_id for each in named]
         proved = proof(training, behaviour, step, ids, following=arguments.then)
-    output.result(
-        {
-            "behaviour": asdict(behaviour),
-            "versions": [asdict(point) for point in points],
-            "versions_bytes": training.kept_bytes,
-            "step": number + 1,
-            "rollouts": [asdict(each) for each in found],
-            "removed": [each.trajectory_id for each in named],
-            "proof": None if proved is None else asdict(proved),
-        }
-    )
+    result = {
+        "behaviour": asdict(behaviour),
+        "versions": [asdict(point) for point in points],
+        "versions_bytes": training.kept_bytes,
+        "step": number + 1,
+        "rollouts": [asdict(each) for each in found],
+        "removed": [each.trajectory_id for each in named],
+        "proof": None if proved is None else asdict(proved),
+    }
+    output.result(result)
+    shown_by = save_result("why", words, arguments, title=_title(arguments), result=result)
     _show_course(output, training, points)
     _show_rollouts(output, training, number, found, arguments.top)
     if proved is not None:
         _show_proof(output, number, len(named), proved)
     if found:
         store = shlex.quote(arguments.store or str(training.folder))
-        output.next(f"hrm-agent show {shlex.quote(found[0].thread_id)} --store {store}")
+        shown_by.insert(0, f"hrm-agent show {shlex.quote(found[0].thread_id)} --store {store}")
+    if shown_by:
+        output.next(*shown_by)
     return 0 if total > 0 else 1
+
+
+def _title(arguments: argparse.Namespace) -> str:
+    """Analysed text in one line."""
+    if arguments.thread is not None:
+        turn = "the last call" if arguments.turn is None else f"call {arguments.turn}"
+        context = f"{turn} of {arguments.thread}"
+    else:
+        context = f"the first answer to {arguments.prompt!r}"
+    return context if arguments.says is None else f"{arguments.says!r} in {context}"
 
 
 def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
