@@ -14,7 +14,7 @@ from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 from hrm_agent.training.tasks.verify import exact_verifier
 
-__all__ = ["OLD", "Course", "trained"]
+__all__ = ["OLD", "Course", "config_of", "spec_of", "trained"]
 
 OLD = "verifier"
 """Name of the training with the verifier's reward."""
@@ -34,16 +34,26 @@ class Course:
     """Number of sampled tokens."""
 
 
-def trained(folder: Path, reward: str, seed: int, steps: int, group_size: int) -> Course:
-    """Train in `folder`, unless that is done, and measure the result."""
-    config = GrpoConfig.of(
+def spec_of(reward: str) -> str:
+    """Name of a reward of `rewards.py`, as a command takes it."""
+    return f"benchmarks.reward_diff.rewards:{reward}"
+
+
+def config_of(reward: str, seed: int, steps: int, group_size: int) -> GrpoConfig:
+    """Configuration of a training with a reward."""
+    return GrpoConfig.of(
         steps=steps,
         prompts_per_step=6,
         group_size=group_size,
         seed=seed,
-        rewards=None if reward == OLD else f"benchmarks.reward_diff.rewards:{reward}",
+        rewards=None if reward == OLD else spec_of(reward),
         keep_versions=1 if reward == OLD else 0,
     )
+
+
+def trained(folder: Path, reward: str, seed: int, steps: int, group_size: int) -> Course:
+    """Train in `folder`, unless that is done, and measure the result."""
+    config = config_of(reward, seed, steps, group_size)
     metrics = folder / METRICS_FILE
     if not metrics.exists() or len(read_metrics(metrics)) < steps:
         asyncio.run(train(config, folder))

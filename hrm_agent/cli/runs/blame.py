@@ -30,7 +30,12 @@ from hrm_agent.store.run_store import own_run
 from hrm_agent.training.analysis.blame import Blame, BlamedRun, Fall, blame
 from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.rollout.eligibility import fault_of
-from hrm_agent.training.rollout.scoring import OF_OWN_CALLS, rollouts_of, scoring_by
+from hrm_agent.training.rollout.scoring import (
+    OF_OWN_CALLS,
+    reward_environment,
+    rollouts_of,
+    scoring_by,
+)
 from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.trajectory import DropReason, RunStatus, Trajectory

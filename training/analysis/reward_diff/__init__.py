@@ -8,6 +8,7 @@ from hrm_agent.training.analysis.reward_diff.difference import (
     RewardDifference,
     RolloutDifference,
     Side,
+    TokenDifference,
     newest_steps,
     reward_difference,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "RewardDifference",
     "RolloutDifference",
     "Side",
+    "TokenDifference",
     "Warned",
     "newest_steps",
     "reward_difference",

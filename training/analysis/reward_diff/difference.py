@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hrm_agent.training.analysis.reward_diff.judged import Scores, judged, scores_by
@@ -33,10 +33,13 @@ __all__ = [
     "RewardDifference",
     "RolloutDifference",
     "Side",
+    "TokenDifference",
     "newest_steps",
     "reward_difference",
 ]
 
+_WITH_TOKENS = 20
+"""Number of rollouts whose tokens are listed."""
 _CONTEXT = 6
 """Number of tokens shown before a pushed token."""
 
@@ -62,6 +65,18 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenDifference:
+    """Token of a rollout under both rewards."""
+
+    text: str
+    """Text of the token."""
+    old: float
+    """Change of its log-prob by one step under the old reward, in nats."""
+    new: float
+    """Change of its log-prob by one step under the new reward, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutDifference:
     """Rollout under both rewards."""
 
@@ -79,6 +94,8 @@ class RolloutDifference:
     """Judgement by the old reward."""
     new: Side
     """Judgement by the new reward."""
+    tokens: tuple[TokenDifference, ...] = ()
+    """Sampled tokens, call by call (empty except for the first rollouts of a `RewardDifference`)."""
 
     @property
     def difference(self) -> float:
@@ -205,12 +222,18 @@ def reward_difference(
     rewards_old, rewards_new = (
         {each.trajectory_id: side(each).reward for each in differences} for side in (_old, _new)
     )
+    differences.sort(key=lambda each: -abs(each.difference))
+    first = differences[:_WITH_TOKENS]
+    others = differences[_WITH_TOKENS:]
     return RewardDifference(
         old=old,
         new=new,
         steps=tuple(each.number + 1 for each in steps),
         flips=_flips(differences),
-        rollouts=tuple(sorted(differences, key=lambda each: -abs(each.difference))),
+        rollouts=(
+            *(replace(each, tokens=_listed(each, compared, texts)) for each in first),
+            *others,
+        ),
         roles=_shares(all_updates),
         norms=norms,
         cosine=inner / (norms[0] * norms[1]) if all(norms) else math.nan,
@@ -331,6 +354,21 @@ class _Compared:
                     for place, a, b in opposed
                 ]
         return found
+
+
+def _listed(
+    found: RolloutDifference, compared: Sequence[_Compared], texts: _Texts
+) -> tuple[TokenDifference, ...]:
+    """Tokens of a rollout."""
+    (step,) = (each for each in compared if each.old.number + 1 == found.step)
+    (rollout,) = (each for each in step.old.rollouts if each.id == found.trajectory_id)
+    listed: list[TokenDifference] = []
+    for call in rollout.own_calls:
+        old = step.updates.old.changes.get(call.id, ())
+        new = step.updates.new.changes.get(call.id, ())
+        written = [text for text, own in zip(texts.of(call), call.mask, strict=True) if own]
+        listed += map(TokenDifference, written, old, new)
+    return tuple(listed)
 
 
 def _side(step: RecordedStep, place: int, scores: Scores, push: float) -> Side:
