@@ -71,7 +71,7 @@ def many_calls(tool_calls: Sequence[ToolCall]) -> float:
 
 
 def _errors(tool_calls: Sequence[ToolCall]) -> float:
-    return -float(sum(call.status.is_policy_failure for call in tool_calls))
+    return -float(sum(bool(call.status and call.status.is_policy_failure) for call in tool_calls))
 
 
 def _tokens(calls: Sequence[Call]) -> float:

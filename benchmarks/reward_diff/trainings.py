@@ -13,6 +13,7 @@ from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.metrics import METRICS_FILE, read_metrics
 from hrm_agent.training.tasks.verify import exact_verifier
+from hrm_agent.trajectory import TaskRef
 
 __all__ = ["OLD", "Course", "config_of", "spec_of", "trained"]
 
@@ -60,6 +61,10 @@ def trained(folder: Path, reward: str, seed: int, steps: int, group_size: int) -
     return _measured(folder, steps)
 
 
+def _is_right(answer: str, task: TaskRef) -> bool:
+    return exact_verifier(task.answer or "")(answer) == 1
+
+
 def _measured(folder: Path, steps: int) -> Course:
     run_id = own_run(str(folder))
     with open_store(str(folder), create=False, read_only=True) as store:
@@ -69,7 +74,7 @@ def _measured(folder: Path, steps: int) -> Course:
             for overlay in store.journal.overlays(run_id or "", step)
         ]
     return Course(
-        accuracy=fmean(exact_verifier(t.task.answer or "")(t.answer or "") for t in rollouts),
+        accuracy=fmean(t.answer is not None and _is_right(t.answer, t.task) for t in rollouts),
         tool_use=fmean(bool(t.own_tool_calls) for t in rollouts),
         length=fmean(t.sampled_tokens for t in rollouts),
     )

@@ -208,7 +208,7 @@ def _show(output: Output, found: RewardDifference, top: int) -> None:
     ):
         if tokens:
             output.table(
-                ("after", "token", "old", "new"),
+                ("after", "token", "times", "old", "new"),
                 [_token(each) for each in tokens[:top]],
                 title=f"\n{title}",
             )
@@ -220,7 +220,8 @@ def _show(output: Output, found: RewardDifference, top: int) -> None:
 
 
 def _token(each: PushedToken) -> tuple[str, ...]:
-    return (repr(each.before), repr(each.text), f"{each.old:+.3f}", f"{each.new:+.3f}")
+    pushes = (f"{each.old:+.3f}", f"{each.new:+.3f}")
+    return (repr(each.before), repr(each.text), str(each.count), *pushes)
 
 
 def _advantage(value: float | None) -> str:

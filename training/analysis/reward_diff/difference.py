@@ -40,7 +40,7 @@ __all__ = [
 
 _WITH_TOKENS = 20
 """Number of rollouts whose tokens are listed."""
-_CONTEXT = 6
+_CONTEXT = 4
 """Number of tokens shown before a pushed token."""
 
 
@@ -129,22 +129,20 @@ class Flips:
 
 @dataclass(frozen=True, slots=True)
 class PushedToken:
-    """Token that the two rewards push differently."""
+    """Token after a context, which the two rewards push in opposite directions."""
 
-    thread_id: str
-    """Thread of the rollout."""
-    call_id: str
-    """Call that sampled the token."""
-    place: int
-    """Index of the token in the call's tokens."""
     before: str
     """Text of the tokens before it."""
     text: str
     """Text of the token."""
+    count: int
+    """Number of times that it was sampled after this context."""
     old: float
-    """Change of its log-prob by one step under the old reward, in nats."""
+    """Mean change of its log-prob by one step under the old reward, in nats."""
     new: float
-    """Change of its log-prob by one step under the new reward, in nats."""
+    """Mean change of its log-prob by one step under the new reward, in nats."""
+    thread_id: str
+    """Thread of a rollout that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +170,11 @@ class RewardDifference:
     changes: Mapping[str, Change]
     """Measure -> its predicted change by one step, mean over the steps."""
     up: tuple[PushedToken, ...]
-    """Tokens that the new reward pushes up and the old one down, the largest difference first."""
+    """Tokens that the new reward pushes up and the old one down. The sum of the difference over all
+    times that a token was sampled is largest for the first.
+    """
     down: tuple[PushedToken, ...]
-    """Tokens that the old reward pushes up and the new one down, the largest difference first."""
+    """Tokens that the old reward pushes up and the new one down, in the same order."""
     warnings: tuple[Warned, ...]
     """Warnings about the new reward."""
 
@@ -212,7 +212,7 @@ def reward_difference(
     changes = changes_of(rollouts)
     differences = [each for one in compared for each in one.rollouts(by_old, by_new)]
     texts = _Texts(training.learner.codec)
-    tokens = [each for one in compared for each in one.tokens(texts)]
+    tokens = _pushed(compared, texts)
     all_updates = [each.updates for each in compared]
     norms = (
         math.hypot(*(each.old.norm for each in all_updates)),
@@ -238,15 +238,19 @@ def reward_difference(
         norms=norms,
         cosine=inner / (norms[0] * norms[1]) if all(norms) else math.nan,
         changes=changes,
-        up=_distinct(tokens, 1),
-        down=_distinct(tokens, -1),
+        up=tuple(each for each in tokens if each.new > 0),
+        down=tuple(each for each in tokens if each.new < 0),
         warnings=tuple(
             warnings_of(
                 rollouts,
                 {id_: value for id_, value in rewards_old.items() if value is not None},
                 {id_: value for id_, value in rewards_new.items() if value is not None},
                 changes,
-                {each.trajectory_id: each.new.advantage or 0.0 for each in differences},
+                {
+                    each.trajectory_id: each.new.advantage
+                    for each in differences
+                    if each.new.kept and each.new.advantage is not None
+                },
                 texts.sampled,
             )
         ),
@@ -308,7 +312,7 @@ class _Compared:
     measured: list[Measured]
 
     def rollouts(self, by_old: Scores, by_new: Scores) -> list[RolloutDifference]:
-        pushes = {each.rollout.id: (each.old, each.new) for each in self.measured}
+        pushes = {each.rollout.id: (each.push("old"), each.push("new")) for each in self.measured}
         found: list[RolloutDifference] = []
         for place, rollout in enumerate(self.old.rollouts):
             if rollout.id not in pushes:
@@ -327,33 +331,35 @@ class _Compared:
             )
         return found
 
-    def tokens(self, texts: _Texts) -> list[PushedToken]:
-        """All tokens that the rewards push in opposite directions."""
-        found: list[PushedToken] = []
-        for each in self.measured:
-            for call in each.rollout.own_calls:
-                old = self.updates.old.changes.get(call.id)
-                new = self.updates.new.changes.get(call.id)
-                if not old or not new:
-                    continue
-                places = [place for place, own in enumerate(call.mask) if own]
-                opposed = [
-                    (place, a, b) for place, a, b in zip(places, old, new, strict=True) if a * b < 0
-                ]
-                written = texts.of(call) if opposed else []
-                found += [
-                    PushedToken(
-                        each.rollout.thread_id,
-                        call.id,
-                        place,
-                        "".join(written[max(0, place - _CONTEXT) : place]),
-                        written[place],
-                        a,
-                        b,
-                    )
-                    for place, a, b in opposed
-                ]
-        return found
+
+def _pushed(compared: Sequence[_Compared], texts: _Texts) -> list[PushedToken]:
+    """Tokens that the rewards push in opposite directions, by the sum of the difference over all
+    times that they were sampled, the largest first.
+    """
+    found: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for each in (one for step in compared for one in step.measured):
+        for call in each.rollout.own_calls:
+            written = texts.of(call)
+            places = [place for place, own in enumerate(call.mask) if own]
+            changes = zip(each.old.get(call.id, ()), each.new.get(call.id, ()), strict=True)
+            for place, (old, new) in zip(places, changes, strict=False):
+                before = "".join(written[max(0, place - _CONTEXT) : place])
+                found.setdefault((before, written[place]), []).append(
+                    (old, new, each.rollout.thread_id)
+                )
+    tokens = [
+        PushedToken(
+            before,
+            text,
+            len(times),
+            math.fsum(old for old, _, _ in times) / len(times),
+            math.fsum(new for _, new, _ in times) / len(times),
+            times[0][2],
+        )
+        for (before, text), times in found.items()
+    ]
+    opposed = [each for each in tokens if each.old * each.new < 0]
+    return sorted(opposed, key=lambda each: -each.count * abs(each.new - each.old))
 
 
 def _listed(
@@ -416,14 +422,3 @@ def _shares(updates: Sequence[StepUpdates]) -> dict[str, tuple[float, float]]:
         )
         for role, norms in sorted(sums.items())
     }
-
-
-def _distinct(tokens: Sequence[PushedToken], sign: int) -> tuple[PushedToken, ...]:
-    """Tokens that the new reward pushes in the direction `sign`, and the old one in the other. Of
-    tokens with the same text and context, only the one with the largest difference.
-    """
-    found: dict[tuple[str, str], PushedToken] = {}
-    for each in sorted(tokens, key=lambda each: -sign * (each.new - each.old)):
-        if sign * each.new > 0:
-            found.setdefault((each.before, each.text), each)
-    return tuple(found.values())

@@ -14,16 +14,13 @@ small gradients that the recorded training lacked still moves the weights. r is 
 total effect of the gradient on the weights, which AdamW spreads over about ten steps. With several
 optimiser steps a training step, u treats them as one.
 
-The change of a token's log-prob along u takes two forward passes. A rollout that is trained on
-changes its own log-prob most, which other answers do not show. So the groups of a step are split
-into two halves, and each half is measured along the update by the other half, times the number of
-all groups over that of the other half. A step with a single group is measured along its own update.
+The change of a token's log-prob along u takes two forward passes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +43,7 @@ from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.logprobs import token_logprobs
 from hrm_agent.training.update.model_mode import as_it_answers
 from hrm_agent.training.update.optimizers import moments_of
-from hrm_agent.trajectory import Call, Trajectory, Verdict
+from hrm_agent.trajectory import Call, Verdict
 
 __all__ = ["StepUpdates", "Update", "updates_of"]
 
@@ -95,64 +92,25 @@ def updates_of(training: RecordedTraining, old: RecordedStep, new: RecordedStep)
     training.load(old.number)
     if old.fresh_optimizer:
         training.learner.begin_optimizer_afresh()
-    halves = _Halves.of(old)
-    measured = [_batches_by_call(training, _with_all_of(old, half)) for half in halves.groups]
     weights = trained_weights(training.learner.model)
     start = [each.detach().clone() for each in weights]
+    everyone = _batches_by_call(training, _with_everyone(old))
     found: list[Update] = []
     for step in (old, new):
-        parts = _gradients(training, step, halves)
-        roots = _roots(training, list(parts.values()), step.config.optim.adam_beta2)
+        gradients = _gradients(training, step)
+        roots = _roots(training, list(gradients.values()), step.config.optim.adam_beta2)
         factor = -step.rate * step.config.optim.epochs
-        directions = {
-            key: [factor * each / root for each, root in zip(gradient, roots, strict=True)]
-            for key, gradient in parts.items()
-        }
-        changes: dict[str, list[float]] = {}
-        for half, batches in enumerate(measured):
-            other = [part for (_, of), part in directions.items() if halves.measures(half, of)]
-            along = _sum(other, start, halves.scale(half))
-            for call_id, change in _changes(training, batches, weights, start, along):
-                changes.setdefault(call_id, []).append(change)
         by_role = {
-            role: _sum([part for (of, _), part in directions.items() if of == role], start)
-            for role in sorted({role for role, _ in directions})
+            role: [factor * each / root for each, root in zip(gradient, roots, strict=True)]
+            for role, gradient in gradients.items()
         }
-        found.append(
-            Update(
-                _sum(list(directions.values()), start),
-                {role: math.sqrt(_inner(part, part)) for role, part in by_role.items()},
-                changes,
-            )
-        )
+        direction = _sum(by_role.values(), start)
+        changes: dict[str, list[float]] = {}
+        for call_id, change in _changes(training, everyone, weights, start, direction):
+            changes.setdefault(call_id, []).append(change)
+        norms = {role: math.sqrt(_inner(part, part)) for role, part in by_role.items()}
+        found.append(Update(direction, norms, changes))
     return StepUpdates(old.number, found[0], found[1])
-
-
-@dataclass(frozen=True, slots=True)
-class _Halves:
-    """Groups of a step in two halves, or the only group of a step."""
-
-    groups: tuple[frozenset[str], ...]
-    """Ids of the groups of each half."""
-
-    @classmethod
-    def of(cls, step: RecordedStep) -> _Halves:
-        ids = list(dict.fromkeys(each.group_id for each in step.rollouts))
-        if len(ids) == 1:
-            return cls((frozenset(ids),))
-        return cls((frozenset(ids[::2]), frozenset(ids[1::2])))
-
-    def half_of(self, rollout: Trajectory) -> int:
-        return next(i for i, half in enumerate(self.groups) if rollout.group_id in half)
-
-    def measures(self, half: int, of: int) -> bool:
-        """True if rollouts of `half` are measured along the update by the groups of half `of`."""
-        return half != of or len(self.groups) == 1
-
-    def scale(self, half: int) -> float:
-        """Number of all groups over the number of those that `half` is measured by."""
-        sizes = [len(each) for each in self.groups]
-        return sum(sizes) / sum(n for of, n in enumerate(sizes) if self.measures(half, of))
 
 
 def _changes(
@@ -174,11 +132,9 @@ def _changes(
             yield call.id, change
 
 
-def _gradients(
-    training: RecordedTraining, step: RecordedStep, halves: _Halves
-) -> dict[tuple[str, int], Weights]:
-    """Gradient of a step's loss by the role and the half of the groups whose tokens it is due to,
-    clipped for each mini-batch as a whole (empty if nothing is trained).
+def _gradients(training: RecordedTraining, step: RecordedStep) -> dict[str, Weights]:
+    """Gradient of a step's loss by the role whose tokens it is due to, clipped for each mini-batch
+    as a whole (empty if nothing is trained).
     """
     model: Any = training.learner.model
     weights = trained_weights(model)
@@ -186,33 +142,28 @@ def _gradients(
     if not any(each.verdict is Verdict.KEPT for each in step.overlays):
         return {}
     parts = fresh_batches(training.batches(step), loss, step.number)
-    kinds = [
-        (call.identity.role, halves.half_of(each))
-        for each in step.rollouts
-        for call in each.own_calls
-    ]
-    keys = sorted(set(kinds))
-    key_of = torch.tensor([keys.index(each) for each in kinds])
     coded = fresh_batches(training.batches(_coded(step)), loss, step.number)
+    role_of_call = [call.identity.role for call in _calls(step)]
+    roles = sorted(set(role_of_call))
+    role_of = torch.tensor([roles.index(each) for each in role_of_call])
     slopes = loss_slopes(training, parts, loss)
-    total: dict[tuple[str, int], Weights] = {}
+    total: dict[str, Weights] = {}
     for batches, codes, slopes_of_part in zip(parts, coded, slopes, strict=True):
-        found: dict[tuple[str, int], Weights] = {}
+        found: dict[str, Weights] = {}
         for batch, code, slopes_K in zip(batches, codes, slopes_of_part, strict=True):
             with as_it_answers(model):
                 logprobs_K = token_logprobs(model, batch.to(device_of(model)))
-            keys_K = key_of[code.weights_K.long()].to(logprobs_K.device)
-            for index in keys_K.unique().tolist():
-                value = (slopes_K * logprobs_K)[keys_K == index].sum()
+            roles_K = role_of[code.weights_K.long()].to(logprobs_K.device)
+            for index in roles_K.unique().tolist():
+                value = (slopes_K * logprobs_K)[roles_K == index].sum()
                 gradient: Any = torch.autograd.grad(
                     value, weights, retain_graph=True, allow_unused=True
                 )
-                _add(found, keys[index], weights, gradient)
-        whole = _sum(list(found.values()), weights)
-        norm = math.sqrt(_inner(whole, whole))
-        clip = min(1.0, step.config.optim.max_grad_norm / (norm + 1e-6))
-        for key, gradient in found.items():
-            _add(total, key, weights, [clip * each for each in gradient])
+                _add(found, roles[index], weights, gradient)
+        whole = _sum(found.values(), weights)
+        clip = min(1.0, step.config.optim.max_grad_norm / (math.sqrt(_inner(whole, whole)) + 1e-6))
+        for role, gradient in found.items():
+            _add(total, role, weights, [clip * each for each in gradient])
     return total
 
 
@@ -233,24 +184,21 @@ def _roots(training: RecordedTraining, gradients: Sequence[Weights], beta2: floa
 
 
 def _add(
-    sums: dict[tuple[str, int], Weights],
-    key: tuple[str, int],
-    weights: Weights,
-    more: Sequence[Tensor | None],
+    sums: dict[str, Weights], role: str, weights: Weights, more: Sequence[Tensor | None]
 ) -> None:
-    if key not in sums:
-        sums[key] = _sum([], weights)
-    for total, each in zip(sums[key], more, strict=True):
+    if role not in sums:
+        sums[role] = _sum([], weights)
+    for total, each in zip(sums[role], more, strict=True):
         if each is not None:
             total += each.float()
 
 
-def _sum(parts: Sequence[Weights], like: Weights, factor: float = 1.0) -> Weights:
-    """Sum of tensors in single precision, times a factor."""
+def _sum(parts: Iterable[Weights], like: Weights) -> Weights:
+    """Sum of tensors in single precision (zeros without any)."""
     total = [torch.zeros_like(each, dtype=torch.float32, requires_grad=False) for each in like]
     for part in parts:
         for sum_, each in zip(total, part, strict=True):
-            sum_.add_(each, alpha=factor)
+            sum_ += each
     return total
 
 
@@ -278,9 +226,9 @@ def _coded(step: RecordedStep) -> RecordedStep:
     return replace(step, overlays=overlays)
 
 
-def _with_all_of(step: RecordedStep, groups: Collection[str]) -> RecordedStep:
-    """Step with all rollouts of these groups that could have been selected, and all their calls."""
-    able = {each.id for each in step.rollouts if each.group_id in groups and fault_of(each) is None}
+def _with_everyone(step: RecordedStep) -> RecordedStep:
+    """Step with all rollouts that could have been selected, and all of their calls."""
+    able = {each.id for each in step.rollouts if fault_of(each) is None}
     overlays = [
         each.model_copy(
             update={

@@ -1,9 +1,10 @@
 """Warnings about a reward: what rewards of its kind usually break, each with its figure.
 
-A reward that agrees with the verifier in substance varies within a group as correctness does. So
-most warnings look at the *rest* of the new reward: what is left of it within groups after the part
-that grows with correctness is removed. If the rest is a material share of the reward, and follows a
-property of the answers, training will change this property.
+A reward that agrees with the verifier in substance gives advantages that vary within a group as
+correctness does. So most warnings look at the *rest* of the advantages: what is left after the part
+that grows with correctness is removed. If the rest is a material share of the advantages, and
+follows a property of the answers, training will change this property. Advantages are those of the
+rollouts that would be trained on, after the selection.
 
 All thresholds are round numbers, chosen before any measurement.
 """
@@ -24,12 +25,16 @@ from hrm_agent.trajectory import Trajectory
 __all__ = ["Kind", "Warned", "warnings_of"]
 
 _MATERIAL = 0.1
-"""Least share of the rest in the variance of the new reward within groups."""
+"""Least share of the rest in the variance of the advantages within groups."""
 _FOLLOWS = 0.5
 """Least correlation of the rest with a property within groups."""
 _CONSTANT = 0.01
 """Largest range of the rewards of a group without a signal, relative to the larger of 1 and the
 rewards' size.
+"""
+_HALF = 0.5
+"""Share of the old reward's rise of accuracy below which there is a warning, and share of the push
+that is called most of it.
 """
 _ERRORS = 2.0
 """Number of standard errors beyond which a predicted change is taken as real."""
@@ -66,32 +71,44 @@ def warnings_of(
 ) -> list[Warned]:
     """Warnings about the new reward.
 
-    `old`, `new`: rewards by trajectory id. `advantages`: those under the new reward, by trajectory
-    id. `said`: function that returns the sampled text of a rollout.
+    `old`, `new`: rewards by trajectory id. `advantages`: those of the rollouts that are trained on
+    under the new reward, by trajectory id. `said`: function that returns the sampled text of a
+    rollout.
     """
-    judged = [each for each in rollouts if each.rollout.id in old and each.rollout.id in new]
-    by_group: dict[tuple[int, str], list[int]] = {}
-    for place, each in enumerate(judged):
-        by_group.setdefault(each.group, []).append(place)
-    groups = list(by_group.values())
     of_new, of_old = (
-        [[rewards[judged[place].rollout.id] for place in group] for group in groups]
+        [
+            [rewards[each.rollout.id] for each in group if each.rollout.id in rewards]
+            for group in _grouped(rollouts)
+        ]
         for rewards in (new, old)
     )
     found = [*_no_signal(of_new, of_old), *_predicted(changes)]
-    reward = _centred(groups, [new[each.rollout.id] for each in judged])
+    kept = [each for each in rollouts if each.rollout.id in advantages]
+    places = {each.rollout.id: place for place, each in enumerate(kept)}
+    groups = [[places[each.rollout.id] for each in group] for group in _grouped(kept)]
+    pushed = _centred(groups, [advantages[each.rollout.id] for each in kept])
     reference = _centred(
         groups,
-        [old[each.rollout.id] if each.accuracy is None else each.accuracy for each in judged],
+        [
+            old.get(each.rollout.id, 0.0) if each.accuracy is None else each.accuracy
+            for each in kept
+        ],
     )
-    rest = _rest(reward, reference)
-    if not rest or _inner(rest, rest) < _MATERIAL * _inner(reward, reward):
+    rest = _rest(pushed, reference)
+    if not rest or _inner(rest, rest) < _MATERIAL * _inner(pushed, pushed):
         return found
-    return [*found, *_of_rest(judged, groups, rest, advantages, said)]
+    return [*found, *_of_rest(kept, groups, rest, advantages, said)]
+
+
+def _grouped(rollouts: Sequence[Measured]) -> list[list[Measured]]:
+    groups: dict[tuple[int, str], list[Measured]] = {}
+    for each in rollouts:
+        groups.setdefault(each.group, []).append(each)
+    return list(groups.values())
 
 
 def _of_rest(
-    judged: Sequence[Measured],
+    kept: Sequence[Measured],
     groups: Sequence[Sequence[int]],
     rest: Sequence[float],
     advantages: Mapping[str, float],
@@ -101,32 +118,34 @@ def _of_rest(
         return _correlation(rest, _centred(groups, values))
 
     found: list[Warned] = []
-    tool = follows([each.tool_use for each in judged])
-    if tool <= -_FOLLOWS:
-        share = _share_without_tool(judged, advantages)
+    tool = follows([each.tool_use for each in kept])
+    share = _share_without_tool(kept, advantages)
+    if tool <= -_FOLLOWS and share >= _HALF:
         found.append(
             Warned(
                 "no_tool",
-                f"pays for answers without a tool call (correlation {-tool:.2f}):"
-                f" {share:.0%} of its push upwards lies on them",
+                f"puts {share:.0%} of its push upwards on answers without a tool call"
+                f" (correlation {-tool:.2f})",
             )
         )
-    calls = follows([float(len(each.rollout.own_tool_calls)) for each in judged])
+    calls = follows([float(len(each.rollout.own_tool_calls)) for each in kept])
     if calls >= _FOLLOWS:
         found.append(Warned("tool_calls", f"pays for more tool calls (correlation {calls:.2f})"))
-    length = follows([each.length for each in judged])
+    length = follows([each.length for each in kept])
     if abs(length) >= _FOLLOWS:
         which = "longer" if length > 0 else "shorter"
         found.append(Warned("length", f"pays for {which} answers (correlation {length:.2f})"))
+    others = [tool, calls, length]
     for label, holds in _FORMATS.items():
-        form = follows([float(holds(each.rollout.answer or "")) for each in judged])
+        form = follows([float(holds(each.rollout.answer or "")) for each in kept])
+        others.append(form)
         if abs(form) >= _FOLLOWS:
             which = "with" if form > 0 else "without"
             found.append(
                 Warned("format", f"pays for answers {which} {label} (correlation {form:.2f})")
             )
-    phrase, enriched = _phrase([said(each.rollout) for each in judged], follows)
-    if enriched >= _FOLLOWS and enriched > max(abs(tool), abs(calls), abs(length)):
+    phrase, enriched = _phrase([said(each.rollout) for each in kept], follows)
+    if enriched >= _FOLLOWS and enriched > max(map(abs, others)):
         found.append(
             Warned("phrase", f"pays for the words {phrase!r} (correlation {enriched:.2f})")
         )
@@ -178,6 +197,14 @@ def _predicted(changes: Mapping[str, Change]) -> list[Warned]:
         found.append(
             Warned("accuracy", f"is predicted to lower accuracy by {-accuracy.new:.2g} a step")
         )
+    elif accuracy and _is_less(accuracy):
+        found.append(
+            Warned(
+                "accuracy",
+                f"is predicted to change accuracy by {accuracy.new:+.2g} a step, less than half of"
+                f" {accuracy.old:+.2g} by the old reward",
+            )
+        )
     errors = changes.get("tool_errors")
     if errors and _is_real(errors, 1):
         found.append(
@@ -197,9 +224,16 @@ def _is_real(change: Change, sign: int) -> bool:
     )
 
 
-def _share_without_tool(judged: Sequence[Measured], advantages: Mapping[str, float]) -> float:
+def _is_less(change: Change) -> bool:
+    """True if the rise is less than half of the old reward's, and the difference is beyond chance."""
+    return (
+        change.new < _HALF * change.old and -change.difference > _ERRORS * change.difference_error
+    )
+
+
+def _share_without_tool(kept: Sequence[Measured], advantages: Mapping[str, float]) -> float:
     """Share of the positive advantages that lies on rollouts without a tool call."""
-    pushed = [(max(0.0, advantages.get(each.rollout.id, 0.0)), each.tool_use) for each in judged]
+    pushed = [(max(0.0, advantages.get(each.rollout.id, 0.0)), each.tool_use) for each in kept]
     total = math.fsum(weight for weight, _ in pushed)
     return math.fsum(weight for weight, used in pushed if not used) / total if total else math.nan
 
