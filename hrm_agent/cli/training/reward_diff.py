@@ -38,7 +38,7 @@ _UNITS = {
 
 
 def run(words: list[str]) -> int:
-    """Return 1 if there is a warning about the new reward."""
+    """Compare the rewards. Returns 0, with warnings or without."""
     parser = Parser(
         "reward-diff",
         "Compare what two rewards would teach from recorded rollouts. Nothing is trained.",
@@ -100,7 +100,7 @@ def _answer(
         shown_by.insert(0, f"hrm-agent show {thread} --store {store}")
     if shown_by:
         output.next(*shown_by)
-    return 1 if found.warnings else 0
+    return 0
 
 
 def _numbers(training: RecordedTraining, step: int | None, count: int | None) -> list[int]:
@@ -154,21 +154,21 @@ def _for_page(result: dict[str, Any]) -> dict[str, Any]:
 
 def _show(output: Output, found: RewardDifference, top: int) -> None:
     flips = found.flips
-    which = ", ".join(map(str, found.steps))
+    steps = f"step {found.steps[0]}" if len(found.steps) == 1 else f"steps {_listed(found.steps)}"
     output.say(
-        f"{found.new} (new) against {found.old} (old): {flips.rollouts} rollouts of step {which}."
+        f"{found.new} (new) against {found.old} (old): {flips.rollouts} rollouts of {steps}."
     )
+    output.say(f"{flips.rewards} of them have another reward.")
     rows = [
-        ("other reward", flips.rewards, ""),
         ("right", flips.right_by_old, flips.right_by_new),
         ("trained on", flips.kept_by_old, flips.kept_by_new),
-        ("pushed up by one, down by the other", flips.down, flips.up),
+        ("pushed up, and down by the other", flips.down, flips.up),
     ]
     output.table(("rollouts", "old only", "new only"), rows)
     examples = [each for each in found.rollouts if each.difference][:top]
     if examples:
         output.table(
-            ("thread", "advantage", "new", "reward", "new", "reasons"),
+            ("thread", "advantage, old", "new", "reward, old", "new", "parts"),
             [
                 (
                     each.thread_id,
@@ -183,7 +183,7 @@ def _show(output: Output, found: RewardDifference, top: int) -> None:
             title="\nLargest differences",
         )
     output.table(
-        ("role", "share of the update", "new"),
+        ("role", "share of the update, old", "new"),
         [(role, *both) for role, both in found.roles.items()],
     )
     output.say(
@@ -217,6 +217,10 @@ def _show(output: Output, found: RewardDifference, top: int) -> None:
         output.say(f"Warning ({each.kind}): the new reward {each.text}.", style="yellow")
     if not found.warnings:
         output.say("No warning.")
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def _token(each: PushedToken) -> tuple[str, ...]:

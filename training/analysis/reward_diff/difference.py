@@ -197,7 +197,7 @@ def reward_difference(
     Raises `ConfigError` for an unknown reward, and `RunError` if a reward scores no
     rollout.
     """
-    steps = [training.step(number) for number in sorted(numbers)]
+    steps = [_begun_in(training.step(number)) for number in sorted(numbers)]
     by_old, by_new, verifier = asyncio.run(_scores(training, steps, old, new))
     compared: list[_Compared] = []
     for step in steps:
@@ -254,6 +254,18 @@ def reward_difference(
                 texts.sampled,
             )
         ),
+    )
+
+
+def _begun_in(step: RecordedStep) -> RecordedStep:
+    """Step without the rollouts carried over from the previous step, which belong to its groups."""
+    own = [
+        (rollout, overlay)
+        for rollout, overlay in zip(step.rollouts, step.overlays, strict=True)
+        if overlay.carried_from is None
+    ]
+    return replace(
+        step, rollouts=[each for each, _ in own], overlays=[overlay for _, overlay in own]
     )
 
 
