@@ -43,13 +43,16 @@ in the last attempt of each rollout.
 """
 
 
-class _Settings(Protocol):
-    @property
-    def rewards(self) -> str | None: ...
+class _Environment(Protocol):
     @property
     def environment(self) -> str | None: ...
     @property
     def isolation(self) -> str: ...
+
+
+class _Settings(_Environment, Protocol):
+    @property
+    def rewards(self) -> str | None: ...
 
 
 @asynccontextmanager
@@ -104,7 +107,7 @@ async def scoring_by(
         yield score
 
 
-def reward_environment(settings: _Settings) -> dict[str, str]:
+def reward_environment(settings: _Environment) -> dict[str, str]:
     """Environment variables of the processes that score, for rewards that run code."""
     where = {
         "HRM_AGENT_ENVIRONMENT": settings.environment,
