@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -15,7 +16,7 @@ import pytest
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.store import open_store
-from hrm_agent.training.analysis.saved import save_analysis
+from hrm_agent.training.analysis.saved import KINDS, save_analysis
 from hrm_agent.viewer.export import data_key, export
 from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.places import Place
@@ -159,6 +160,9 @@ def test_the_analyses_of_a_run_are_in_a_copy(place: Place, tmp_path: Path) -> No
     alone, _ = copied([of_folder], only=["id-1"])
     assert not any(key.startswith("analys") for key in alone.answers)
     of_folder.close()
+    (script,) = copy.scripts
+    for kind in KINDS:
+        assert re.search(rf"hrm\.analyses(\.{kind}|\[\"{kind}\"\]) = ", script), kind
 
 
 def test_a_place_that_cannot_be_opened_is_told(place: Place, tmp_path: Path) -> None:

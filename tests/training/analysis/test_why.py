@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,18 @@ def test_a_tool_call_is_the_sum_of_its_known_beginnings(training: RecordedTraini
     assert len(texts) > 1 and "I compute it with python." in "".join(known)
     assert {next(k for k in known if each.startswith(k)) for each in texts} == known
 
-    training.load(3)
-    single = [math.exp(logprob_at(training, Behaviour(each, behaviour.start))) for each in ids]
-    assert math.exp(logprob_at(training, behaviour)) == pytest.approx(sum(single))
-    taught = {point.version: point.taught for point in course(training, behaviour)}
-    found = pushes(training, behaviour, training.step(2))
-    assert sum(each.push for each in found) == pytest.approx(taught[3], rel=0.05)
+    before, after = course(training, behaviour, training.versions([2, 3]))
+    single = [
+        [*course(training, Behaviour(each, behaviour.start), training.versions([2, 3]))]
+        for each in ids
+    ]
+    for number, point in enumerate((before, after)):
+        total = sum(math.exp(points[number].logprob) for points in single)
+        assert math.exp(point.logprob) == pytest.approx(total)
+    shares = [math.exp(points[0].logprob - before.logprob) for points in single]
+    taught = [points[1].taught or 0.0 for points in single]
+    assert after.taught == pytest.approx(sum(map(mul, shares, taught)), rel=1e-3)
+    assert after.taught != pytest.approx(sum(taught), rel=0.1)
 
     with pytest.raises(ConfigError, match=r"Did you mean .python.\?"):
         asyncio.run(tool_called(training, prompt, "pyton"))
@@ -165,7 +172,7 @@ def test_a_rollout_s_push_is_that_of_its_own_gradient(training: RecordedTraining
     training.load(1)
     model: Any = training.learner.model
     weights = [each for each in model.parameters() if each.requires_grad]
-    wanted = torch.autograd.grad(token_logprobs(model, behaviour.batch()).sum(), weights)
+    wanted = torch.autograd.grad(token_logprobs(model, behaviour.batches()[0]).sum(), weights)
     (batches,) = training.batches(step)
     tokens = sum(batch.trained_tokens for batch in batches)
     own = step.trained_by_part[0].index(chosen.trajectory_id)
