@@ -1,6 +1,4 @@
-"""What two rewards would teach, against the recorded step, automatic differentiation and trainings
-taken from the record.
-"""
+"""Comparison of two rewards, against the recorded step and automatic differentiation."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hrm_agent.training.analysis.reward_diff import Change, reward_difference
+from hrm_agent.training.analysis.reward_diff import PredictedChange, reward_difference
 from hrm_agent.training.analysis.reward_diff.judged import judged, scores_by
 from hrm_agent.training.analysis.reward_diff.measures import Measured, changes_of
 from hrm_agent.training.analysis.reward_diff.updates import updates_of
@@ -141,7 +139,7 @@ def test_a_predicted_change_is_exact_for_a_known_policy() -> None:
     found = changes_of(two_choices(answers, changes))["accuracy"]
     # n / (n - 1) of p (1 - p), as of a sample's variance
     assert found.new == pytest.approx(0.75 * 0.25 * 8 / 7)
-    assert isinstance(found, Change) and math.isnan(found.new_error)
+    assert isinstance(found, PredictedChange) and math.isnan(found.new_error)
 
 
 def test_changes_after_the_choice_do_not_disturb_the_prediction() -> None:

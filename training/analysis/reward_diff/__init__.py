@@ -12,12 +12,12 @@ from hrm_agent.training.analysis.reward_diff.difference import (
     newest_steps,
     reward_difference,
 )
-from hrm_agent.training.analysis.reward_diff.measures import Change
+from hrm_agent.training.analysis.reward_diff.measures import PredictedChange
 from hrm_agent.training.analysis.reward_diff.warnings import Warned
 
 __all__ = [
-    "Change",
     "Flips",
+    "PredictedChange",
     "PushedToken",
     "RewardDifference",
     "RolloutDifference",

@@ -12,8 +12,8 @@ from typing import Any
 
 from hrm_agent.training.analysis.reward_diff.judged import Scores, judged, scores_by
 from hrm_agent.training.analysis.reward_diff.measures import (
-    Change,
     Measured,
+    PredictedChange,
     changes_of,
     measured,
 )
@@ -167,7 +167,7 @@ class RewardDifference:
     """Norms of the updates under the old and under the new reward, over all steps."""
     cosine: float
     """Cosine of the angle between the two updates, over all steps (nan if one is zero)."""
-    changes: Mapping[str, Change]
+    changes: Mapping[str, PredictedChange]
     """Measure -> its predicted change by one step, mean over the steps."""
     up: tuple[PushedToken, ...]
     """Tokens that the new reward pushes up and the old one down. The sum of the difference over all

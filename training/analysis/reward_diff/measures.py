@@ -29,7 +29,7 @@ from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.forest import paths
 
-__all__ = ["MEASURES", "Change", "Measured", "changes_of", "measured"]
+__all__ = ["MEASURES", "Measured", "PredictedChange", "changes_of", "measured"]
 
 Changes = Mapping[str, Sequence[float]]
 """Call id -> change of the log-prob of each of its sampled tokens."""
@@ -71,7 +71,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PredictedChange:
     """Predicted change of the mean of a measure by one step of training."""
 
     old: float
@@ -120,7 +120,7 @@ def measured(
     return found
 
 
-def changes_of(rollouts: Sequence[Measured]) -> dict[str, Change]:
+def changes_of(rollouts: Sequence[Measured]) -> dict[str, PredictedChange]:
     """Predicted change of each measure that all rollouts have."""
     groups: dict[tuple[int, str], list[Measured]] = {}
     for each in rollouts:
@@ -129,12 +129,12 @@ def changes_of(rollouts: Sequence[Measured]) -> dict[str, Change]:
     by_group = [_changes(group, known) for group in groups.values() if len(group) > 1]
     if not by_group:
         return {}
-    found: dict[str, Change] = {}
+    found: dict[str, PredictedChange] = {}
     for place, name in enumerate(known):
         old = [each[place][0] for each in by_group]
         new = [each[place][1] for each in by_group]
         differences = [b - a for a, b in zip(old, new, strict=True)]
-        found[name] = Change(
+        found[name] = PredictedChange(
             statistics.fmean(old), statistics.fmean(new), _error(new), _error(differences)
         )
     return found

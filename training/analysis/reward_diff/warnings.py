@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hrm_agent.answers.final_answer import final_answer
-from hrm_agent.training.analysis.reward_diff.measures import Change, Measured
+from hrm_agent.training.analysis.reward_diff.measures import Measured, PredictedChange
 from hrm_agent.trajectory import Trajectory
 
 __all__ = ["Kind", "Warned", "warnings_of"]
@@ -65,7 +65,7 @@ def warnings_of(
     rollouts: Sequence[Measured],
     old: Mapping[str, float],
     new: Mapping[str, float],
-    changes: Mapping[str, Change],
+    changes: Mapping[str, PredictedChange],
     advantages: Mapping[str, float],
     said: Callable[[Trajectory], str],
 ) -> list[Warned]:
@@ -189,7 +189,7 @@ def _is_constant(rewards: Sequence[float]) -> bool:
     return max(rewards) - min(rewards) <= _CONSTANT * size
 
 
-def _predicted(changes: Mapping[str, Change]) -> list[Warned]:
+def _predicted(changes: Mapping[str, PredictedChange]) -> list[Warned]:
     """Warnings about predicted changes that the old reward would not make."""
     found: list[Warned] = []
     accuracy = changes.get("accuracy")
@@ -216,7 +216,7 @@ def _predicted(changes: Mapping[str, Change]) -> list[Warned]:
     return found
 
 
-def _is_real(change: Change, sign: int) -> bool:
+def _is_real(change: PredictedChange, sign: int) -> bool:
     """True if the change has this sign, beyond chance, and is larger than the old reward's."""
     return (
         sign * change.new > _ERRORS * change.new_error
@@ -224,7 +224,7 @@ def _is_real(change: Change, sign: int) -> bool:
     )
 
 
-def _is_less(change: Change) -> bool:
+def _is_less(change: PredictedChange) -> bool:
     """True if the rise is less than half of the old reward's, and the difference is beyond chance."""
     return (
         change.new < _HALF * change.old and -change.difference > _ERRORS * change.difference_error
