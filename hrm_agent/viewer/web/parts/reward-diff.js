@@ -20,7 +20,7 @@
         push: (number(table(one.new).push) ?? 0) - (number(table(one.old).push) ?? 0), tokens: number(one.tokens) ?? 0, pushes, texts: pushes.map((_, index) => text(list(one.texts)[index])) };
     });
     const changes = Object.entries(table(result.changes)).map(([name, value]) => [name, table(value)])
-      .map(([name, one]) => ({ name: NAMES[name] ?? name, old: number(one.old), now: number(one.new), difference: number(one.difference), error: number(one.difference_error) }));
+      .map(([name, one]) => ({ name: Object.hasOwn(NAMES, name) ? NAMES[name] : name, old: number(one.old), now: number(one.new), difference: number(one.difference), error: number(one.difference_error) }));
     const token = (one) => ({ thread: text(one.thread_id), before: text(one.before), text: text(one.text), old: number(one.old), now: number(one.new) });
     const numbers = (values) => [0, 1].map((index) => number(list(values)[index]));
     return { old: text(result.old), now: text(result.new), steps: list(result.steps).map(number).filter((step) => step !== null), cosine: number(result.cosine), norms: numbers(result.norms), flips: table(result.flips), rollouts, changes,
