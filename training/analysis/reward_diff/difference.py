@@ -346,7 +346,8 @@ class _Compared:
 
 def _pushed(compared: Sequence[_Compared], texts: _Texts) -> list[PushedToken]:
     """Tokens that the rewards push in opposite directions, by the sum of the difference over all
-    times that they were sampled, the largest first.
+    times that they were sampled, the largest first. A token that was sampled once is left out, since
+    a rollout's own gradient pushes its own tokens most.
     """
     found: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
     for each in (one for step in compared for one in step.measured):
@@ -370,7 +371,7 @@ def _pushed(compared: Sequence[_Compared], texts: _Texts) -> list[PushedToken]:
         )
         for (before, text), times in found.items()
     ]
-    opposed = [each for each in tokens if each.old * each.new < 0]
+    opposed = [each for each in tokens if each.count > 1 and each.old * each.new < 0]
     return sorted(opposed, key=lambda each: -each.count * abs(each.new - each.old))
 
 

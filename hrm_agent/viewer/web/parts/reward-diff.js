@@ -21,14 +21,14 @@
     });
     const changes = Object.entries(table(result.changes)).map(([name, value]) => [name, table(value)])
       .map(([name, one]) => ({ name: Object.hasOwn(NAMES, name) ? NAMES[name] : name, old: number(one.old), now: number(one.new), difference: number(one.difference), error: number(one.difference_error) }));
-    const token = (one) => ({ thread: text(one.thread_id), before: text(one.before), text: text(one.text), old: number(one.old), now: number(one.new) });
+    const token = (one) => ({ thread: text(one.thread_id), before: text(one.before), text: text(one.text), count: number(one.count), old: number(one.old), now: number(one.new) });
     const numbers = (values) => [0, 1].map((index) => number(list(values)[index]));
     return { old: text(result.old), now: text(result.new), steps: list(result.steps).map(number).filter((step) => step !== null), cosine: number(result.cosine), norms: numbers(result.norms), flips: table(result.flips), rollouts, changes,
       warnings: list(result.warnings).map(table).map((one) => ({ kind: text(one.kind), text: text(one.text) })),
       roles: Object.entries(table(result.roles)).map(([role, shares]) => [role, numbers(shares)]), up: list(result.up).map(table).map(token), down: list(result.down).map(table).map(token) };
   }
 
-  const value = (key, label, of, extra = {}) => ({ key, label, width: "6.5rem", align: "right", value: of, render: (one) => html`<${Num} of=${of(one)} ...${extra} />` });
+  const value = (key, label, of, extra = {}) => ({ key, label, width: "8.5rem", align: "right", value: of, render: (one) => html`<${Num} of=${of(one)} ...${extra} />` });
   const CHANGES = [
     { key: "name", label: "Mean of", width: "minmax(10rem, 1fr)", first: true, value: (one) => one.name, render: (one) => html`<${Text} of=${one.name} clip=${60} />` },
     value("old", "Old", (one) => one.old, { sign: true }), value("new", "New", (one) => one.now, { sign: true }),
@@ -43,7 +43,7 @@
   const TOKENS = [
     { key: "before", label: "After", width: "minmax(10rem, 1fr)", long: true, value: (one) => one.before, render: (one) => html`<code><${Text} of=${JSON.stringify(one.before)} clip=${80} /></code>` },
     { key: "text", label: "Token", width: "8rem", first: true, value: (one) => one.text, render: (one) => html`<code><${Text} of=${JSON.stringify(one.text)} clip=${40} /></code>` },
-    value("old", "Old push", (one) => one.old, { sign: true }), value("new", "New push", (one) => one.now, { sign: true }),
+    value("count", "Times", (one) => one.count), value("old", "Old push", (one) => one.old, { sign: true }), value("new", "New push", (one) => one.now, { sign: true }),
   ];
 
   function RewardDiff({ place, run, result }) {
@@ -61,7 +61,7 @@
         ${found.warnings.length ? html`<ul>${found.warnings.map((one, index) => html`<li key=${index}>The new reward <${Text} of=${one.text} clip=${300} />.</li>`)}</ul>` : html`<${Empty}>No warning.</${Empty}>`}</section>
       <section aria-labelledby="diff-changes"><h2 id="diff-changes">Predicted change by one step</h2>
         <${Table} rows=${found.changes} columns=${CHANGES} id=${(one) => one.name} label="Predicted changes" height="14rem" />
-        <p>Cosine of the two updates: <${Num} of=${found.cosine} digits=${3} />. Share of the update by role, old and new: ${found.roles.map(([role, shares]) => html`<span key=${role}> <${Text} of=${role} clip=${40} /> <${Num} of=${shares[0]} digits=${2} />, <${Num} of=${shares[1]} digits=${2} />;</span>`)}</p></section>
+        <p>Cosine of the two updates: <${Num} of=${found.cosine} digits=${3} />. Share of the update by role, old and new: ${found.roles.map(([role, shares], index) => html`<span key=${role}>${index > 0 && "; "}<${Text} of=${role} clip=${40} /> <${Num} of=${shares[0]} digits=${2} />, <${Num} of=${shares[1]} digits=${2} /></span>`)}.</p></section>
       <section aria-labelledby="diff-rollouts"><h2 id="diff-rollouts">Rollouts</h2>
         <p>Right by the old reward only: ${count("right_by_old")}, by the new one only: ${count("right_by_new")}. Pushed up by the old and down by the new: ${count("down")}, the other way round: ${count("up")}.</p>
         <${Table} rows=${found.rollouts} columns=${columns} id=${(one) => one.trajectory} label="Rollouts by difference" order=${order} on_order=${set_order}
