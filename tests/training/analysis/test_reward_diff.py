@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from hrm_agent.training.analysis.reward_diff import PredictedChange, reward_difference
-from hrm_agent.training.analysis.reward_diff.judged import judged, scores_by
-from hrm_agent.training.analysis.reward_diff.measures import Measured, changes_of
+from hrm_agent.training.analysis.reward_diff.judged import Scores, judged, scores_by
+from hrm_agent.training.analysis.reward_diff.measures import Measured, changes_of, measured
 from hrm_agent.training.analysis.reward_diff.updates import updates_of
 from hrm_agent.training.analysis.reward_diff.warnings import warnings_of
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.records.retrace import RecordedTraining, opened_training
 from hrm_agent.training.update.optimizers import moments_of
+from hrm_agent.trajectory import RunStatus, StopReason
 from tests.support.trajectory.samples import make_call, make_trajectory
 
 CONFIG = GrpoConfig.of(steps=2, prompts_per_step=3, group_size=4, keep_versions=1, seed=3)
@@ -148,6 +149,19 @@ def test_changes_after_the_choice_do_not_disturb_the_prediction() -> None:
     loud = quiet | {3: 9.0, 4: -2.0, 5: 7.0, 6: 1.0}
     calm, wild = (changes_of(two_choices(answers, each))["accuracy"].new for each in (quiet, loud))
     assert calm == pytest.approx(wild) == pytest.approx(0.25 * 4 / 3)
+
+
+def test_accuracy_is_left_out_without_a_verifier_and_zero_for_what_the_policy_made_fail() -> None:
+    failed = make_trajectory(
+        status=RunStatus.FAILED, stop_reason=StopReason.UNUSABLE_ANSWER, rewards={}
+    )
+    known, unknown = (
+        measured(0, [make_trajectory(), failed], Scores("verifier", scores), {}, {})
+        for scores in (None, {})
+    )
+    assert [each.accuracy for each in known] == [1.0, 0.0]
+    assert [each.accuracy for each in unknown] == [None, 0.0]
+    assert changes_of(unknown).keys() == {"tool_use", "length", "tool_errors"}
 
 
 def test_no_warning_without_rollouts() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hrm_agent.errors import RunError
 from hrm_agent.training.analysis.reward_diff.judged import Scores, judged, scores_by
 from hrm_agent.training.analysis.reward_diff.measures import (
     Measured,
@@ -281,7 +282,12 @@ async def _scores(
     for reward in (old, new, VERIFIER):
         if reward not in found:
             recorded = reward == VERIFIER and own
-            found[reward] = await scores_by(training, steps, RECORDED if recorded else reward)
+            try:
+                found[reward] = await scores_by(training, steps, RECORDED if recorded else reward)
+            except RunError:
+                if reward in (old, new):
+                    raise
+                found[reward] = Scores(reward, {})  # the tasks have no verifier
     return found[old], found[new], found[VERIFIER]
 
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hrm_agent.training.analysis.reward_diff.judged import Scores
-from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.rollout.eligibility import failed_by_policy, fault_of
+from hrm_agent.training.select.roc import outcome_of
 from hrm_agent.trajectory import Trajectory
 from hrm_agent.trajectory.forest import paths
 
@@ -103,13 +104,12 @@ def measured(
     for each in rollouts:
         if fault_of(each) is not None or each.forked_from is not None:
             continue
-        rewards = verifier.given_to(each).rewards
         tools = each.own_tool_calls
         found.append(
             Measured(
                 each,
                 step,
-                rewards.get("correct"),
+                _accuracy(each, verifier),
                 float(bool(tools)),
                 float(each.sampled_tokens),
                 float(sum(bool(t.status and t.status.is_policy_failure) for t in tools)),
@@ -118,6 +118,13 @@ def measured(
             )
         )
     return found
+
+
+def _accuracy(rollout: Trajectory, verifier: Scores) -> float | None:
+    if failed_by_policy(rollout):
+        return 0.0
+    verified = verifier.given_to(rollout)
+    return outcome_of(verified) if verified.rewards else None
 
 
 def changes_of(rollouts: Sequence[Measured]) -> dict[str, PredictedChange]:
