@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hrm_agent.cli.common.analyses import save_result
 from hrm_agent.cli.common.arguments import Parser
@@ -26,6 +26,10 @@ __all__ = ["run"]
 
 _TOKENS = 3
 """Number of tokens shown for a rollout."""
+_PAGE_ROLLOUTS, _PAGE_TOKENS, _PAGE_PROMPT = 20, 5_000, 300
+"""Number of rollouts whose tokens are saved for the viewer, and maximum lengths of such a rollout in
+tokens and of a task in characters.
+"""
 
 
 def run(words: list[str]) -> int:
@@ -120,7 +124,8 @@ def _answer(
         "proof": None if proved is None else asdict(proved),
     }
     output.result(result)
-    shown_by = save_result("why", words, arguments, title=_title(arguments), result=result)
+    saved = _for_page(training, behaviour, result)
+    shown_by = save_result("why", words, arguments, title=_title(arguments), result=saved)
     _show_course(output, training, points)
     _show_rollouts(output, training, number, found, arguments.top)
     if proved is not None:
@@ -141,6 +146,34 @@ def _title(arguments: argparse.Namespace) -> str:
     else:
         context = f"the first answer to {arguments.prompt!r}"
     return context if arguments.says is None else f"{arguments.says!r} in {context}"
+
+
+def _for_page(
+    training: RecordedTraining, behaviour: Behaviour, result: dict[str, Any]
+) -> dict[str, Any]:
+    """Result for the viewer: token ids are replaced by texts, and are only those of the first
+    rollouts.
+    """
+    from hrm_agent.training.analysis.token_sample import token_texts
+
+    codec = training.learner.codec
+    rollouts: list[dict[str, Any]] = []
+    for number, each in enumerate(result["rollouts"]):
+        shown = each["tokens"][:_PAGE_TOKENS] if number < _PAGE_ROLLOUTS else []
+        rollouts.append(
+            each
+            | {
+                "prompt": each["prompt"][:_PAGE_PROMPT],
+                "tokens": len(each["tokens"]),
+                "texts": token_texts(codec, [token["token_id"] for token in shown]),
+                "pushes": [float(f"{token['push']:.3g}") for token in shown],
+            }
+        )
+    text = "".join(token_texts(codec, behaviour.token_ids[behaviour.start :]))
+    return result | {
+        "behaviour": {"text": text, "temperature": behaviour.temperature, "role": behaviour.role},
+        "rollouts": rollouts,
+    }
 
 
 def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
