@@ -29,7 +29,7 @@ from hrm_agent.training.update.model_mode import as_it_answers
 from hrm_agent.trajectory import Call, Trajectory
 from hrm_agent.trajectory.forest import paths
 
-__all__ = ["Draft", "DraftedEngine", "RequestKey", "checked", "requests_of"]
+__all__ = ["Draft", "DraftedEngine", "RequestKey", "answer_of", "checked", "requests_of"]
 
 RequestKey = tuple[tuple[int, ...], int | None, str]
 """Prompt tokens, seed and role of a request."""
@@ -104,7 +104,9 @@ def checked(training: RecordedTraining, runs: Iterable[Trajectory]) -> dict[Requ
     ):
         numbers = [number for number, _ in groupby(batch.sequences_K.tolist())]
         of_batch = [entry for number in numbers for entry in entries[number]]
-        for (place, _), found in zip(of_batch, _draw(training, batch, calls, of_batch), strict=True):
+        for (place, _), found in zip(
+            of_batch, _draw(training, batch, calls, of_batch), strict=True
+        ):
             drawn[place].append(found)
     drafts: dict[RequestKey, Draft] = {}
     for call, found in zip(calls, drawn, strict=True):

@@ -208,9 +208,7 @@ class _Studio:
 
         await run_group(made.reels, run)
 
-    async def _run_again(
-        self, reel: Reel, version: int, drafts: dict[RequestKey, Draft]
-    ) -> None:
+    async def _run_again(self, reel: Reel, version: int, drafts: dict[RequestKey, Draft]) -> None:
         before = reel.run
         episode = _at(reel.episode, version)
         others = [call for call in before.calls if call.model != self.training.learner.name]
@@ -246,7 +244,8 @@ def _compared(scene: Scene, reel: Reel, drafts: dict[RequestKey, Draft]) -> Scen
             continue
         old = draft.answer
         new = answer_of(call)
-        same = next((i for i, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), len(old))
+        pairs = zip(old, new, strict=False)
+        same = next((i for i, (one, other) in enumerate(pairs) if one != other), len(old))
         kept.append((places[draft.call.id], same))
         if same < len(old):
             flips.append(

@@ -152,9 +152,7 @@ class TransformersEngine:
         self._loop.start()
         atexit.register(self.close)
 
-    def submit(
-        self, request: GenerationRequest, begun: Sequence[int] = ()
-    ) -> Future[Completion]:
+    def submit(self, request: GenerationRequest, begun: Sequence[int] = ()) -> Future[Completion]:
         """Queue a request. Cancelling the future frees its row before the next step.
 
         `begun`: first tokens of the answer, if they are known. They are fed with the prompt, and
