@@ -236,8 +236,9 @@ class DraftedEngine:
         if draft is None or request.schema is not None or draft.call.sampling != request.sampling:
             return self._engine.submit(request)
         begun = draft.answer[: draft.agreed]
-        for token in begun if request.on_token is not None else ():
-            request.on_token(token)
+        if request.on_token is not None:
+            for token in begun:
+                request.on_token(token)
         answer: Future[Completion] = Future()
         before = Completion(
             begun,

@@ -215,4 +215,6 @@ def _listed(actions: Sequence[str]) -> str:
 
 
 def _quoted(text: str | None) -> str:
-    return "missing" if text is None else repr(text)
+    if text is None:
+        return "missing"
+    return text if len(text.split()) == 1 else repr(text)

@@ -80,15 +80,16 @@ def _answer(
     for task, source in zip(result["tasks"], sources, strict=True):
         task["why"] = shlex.join(["hrm-agent", "why", str(arguments.run), *source, *options])
     output.result(result)
-    first = result["tasks"][0]["prompt"]
-    title = first if len(episodes) == 1 else f"{len(episodes)} tasks, the first: {first}"
+    steps = f"over {len(training.rows)} steps"
+    one = len(episodes) == 1
+    title = f"{episodes[0].task.prompt} ({steps})" if one else f"{len(episodes)} tasks {steps}"
     shown_by = save_result("film", words, arguments, title=title, result=result)
     for task in result["tasks"]:
         _show(output, task, len(made.versions))
     if made.versions != [*range(len(training.rows) + 1)]:
         output.say("\nSome versions are missing. Train with --keep-versions 1.", style="dim")
     changes = [
-        f"{task['why']} --flip {scene['version']}"
+        f"{task['why']} --flip {scene['version']} --step {scene['version']}"
         for task in result["tasks"]
         for scene in task["scenes"]
         if scene["flips"]

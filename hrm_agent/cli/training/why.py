@@ -51,12 +51,7 @@ def run(words: list[str]) -> int:
         help="the text is the token that flips after step N in the film of the task",
     )
     add("--seed", type=int, metavar="N", help="base of the film's seeds [the training's]")
-    add(
-        "--step",
-        type=int,
-        metavar="N",
-        help="step to analyse, from 1 [that of --flip, or the one that taught most]",
-    )
+    add("--step", type=int, metavar="N", help="step to analyse, from 1 [the one that taught most]")
     add("--store", metavar="URL", help="store of the run [found through its folder]")
     add("--top", type=int, default=5, metavar="N", help="number of rollouts shown [5]")
     add(
@@ -94,8 +89,6 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 "--flip names the text by itself.", "Leave out --says and --turn, or --flip."
             )
-        if arguments.step is None:
-            arguments.step = arguments.flip
     elif arguments.seed is not None:
         raise ConfigError("--seed is without --flip.", "Name the flip as well.")
     elif arguments.prompt is not None and arguments.says is None:
