@@ -7,8 +7,8 @@ token at which the drawn number falls on another token: the *flip*.
 
 The run of the previous version is a draft (`hrm_agent.training.analysis.drafts`). If no token
 differs, the run is unchanged, and the graph does not run. Otherwise the graph runs once more.
-Answers without a flip are taken over whole, an answer with a flip is continued from it, and a tool
-call is answered from the record if the previous run has made it. Only the rest is sampled.
+Answers without a flip are taken over whole, with the results of their tool calls, and an answer with
+a flip is continued from it. Only the rest is sampled.
 
 A forward pass over a whole answer rounds differently from sampling token by token. If a drawn number
 lies on the border of two tokens to the last bits, a version may count as unchanged although it would
@@ -27,7 +27,7 @@ from typing import Any
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
-from hrm_agent.runtime.replay.adopting import adopting_from
+from hrm_agent.runtime.replay.adopting import repeating
 from hrm_agent.training.analysis.drafts import (
     Draft,
     DraftedEngine,
@@ -212,7 +212,14 @@ class _Studio:
         before = reel.run
         episode = _at(reel.episode, version)
         others = [call for call in before.calls if call.model != self.training.learner.name]
-        runner = adopting_from(self.runner, before, episode.thread_id, others)
+
+        def repeated(call: Call, path: tuple[int, ...]) -> Call | None:
+            answer = answer_of(call)
+            prompt = path[: len(path) - len(answer)]
+            draft = drafts.get((prompt, call.seed, call.identity.role))
+            return draft.call if draft is not None and draft.answer == answer else None
+
+        runner = repeating(self.runner, before, episode.thread_id, others, repeated)
         scene = await self._run(runner, episode, version)
         scene = _compared(scene, reel, drafts)
         # a difference within rounding errors leaves the run unchanged

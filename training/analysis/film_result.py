@@ -115,9 +115,10 @@ def _tool(tool: ToolCall) -> dict[str, Any]:
 
 def short_answer(run: Trajectory) -> str | None:
     """Answer of a run in one line (None without an answer)."""
-    if run.answer is None:
+    answer = run.answer or ""
+    text = " ".join((stated_value(answer) or own_text(answer)).split())
+    if not text:
         return None
-    text = " ".join((stated_value(run.answer) or own_text(run.answer)).split())
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
@@ -134,10 +135,10 @@ def _caption(before: Scene | None, scene: Scene) -> list[str]:
         sentences.append(f"{more} further {'call changes' if more == 1 else 'calls change'}.")
     old = short_answer(before.run)
     new = short_answer(scene.run)
-    if old != new:
-        sentences.append(f"The answer is now {_quoted(new)}, before it was {_quoted(old)}.")
-    else:
+    if old == new:
         sentences.append(f"The answer is still {_quoted(new)}.")
+    else:
+        sentences.append(f"The answer is now {_quoted(new)}, before it was {_quoted(old)}.")
     if scene.right is not None:
         word = "right" if scene.right else "wrong"
         sentences.append(f"It is {'still' if scene.right == before.right else 'now'} {word}.")

@@ -58,7 +58,6 @@ from hrm_agent.runtime.execution.run_context import (
     options_of,
     run_context,
 )
-from hrm_agent.runtime.replay.adopting import adopting
 from hrm_agent.runtime.replay.checkpoint_diff import same_next_tasks, state_changes
 from hrm_agent.runtime.replay.comparison import SegmentComparison
 from hrm_agent.runtime.replay.effects import EffectRefused, Effects, watching
@@ -66,6 +65,7 @@ from hrm_agent.runtime.replay.ignored_paths import Ignored, IgnoredPath
 from hrm_agent.runtime.replay.learned_ids import RecordedStates, learner
 from hrm_agent.runtime.replay.lineage import Segment, inherited_steps, lineage, step_of
 from hrm_agent.runtime.replay.recorded_answers import (
+    AdoptingRecording,
     NotRecorded,
     RecordedAnswers,
     RecordedDraws,
@@ -281,7 +281,10 @@ class ReplayRun:
             self._trajectory.calls, self._trajectory.tool_calls, since, self._places
         )
         draws = RecordedDraws(self._draws, since, self._places)
-        own = adopting(runner, self._graph, episode.thread_id, answers=answers, draws=draws)
+        paths = TaskPathResolver(self._saver, episode.thread_id, self._graph)
+        own = replace(
+            runner, record=partial(AdoptingRecording, answers=answers, draws=draws, paths=paths)
+        )
         return await own.run(episode)
 
     def _number(self, wanted: CheckpointTuple) -> int:
