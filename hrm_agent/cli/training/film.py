@@ -80,7 +80,7 @@ def _answer(
     for task, source in zip(result["tasks"], sources, strict=True):
         task["why"] = shlex.join(["hrm-agent", "why", str(arguments.run), *source, *options])
     output.result(result)
-    steps = f"over {len(training.rows)} steps"
+    steps = f"over {len(training.rows)} step{'' if len(training.rows) == 1 else 's'}"
     one = len(episodes) == 1
     title = f"{episodes[0].task.prompt} ({steps})" if one else f"{len(episodes)} tasks {steps}"
     shown_by = save_result("film", words, arguments, title=title, result=result)
