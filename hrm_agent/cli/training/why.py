@@ -42,6 +42,7 @@ def run(words: list[str]) -> int:
     add("run", type=Path, help="folder of a `train rl`")
     add("prompt", nargs="?", help="task; the text is the beginning of its first answer")
     add("--says", metavar="TEXT", help="the text")
+    add("--calls-tool", metavar="NAME", help="the first answer to the task calls this tool")
     add("--thread", help="recorded run; the text is a part of an answer in it")
     add("--turn", type=int, metavar="N", help="N-th call of the policy in that run [the last]")
     add(
@@ -84,15 +85,27 @@ def _check(arguments: argparse.Namespace) -> None:
             "Name either a task or a recorded run.",
             'Write `why RUN "PROMPT" --says TEXT`, or `why RUN --thread THREAD`.',
         )
-    if arguments.flip is not None:
-        if arguments.says is not None or arguments.turn is not None:
-            raise ConfigError(
-                "--flip names the text by itself.", "Leave out --says and --turn, or --flip."
-            )
-    elif arguments.seed is not None:
+    if arguments.flip is not None and any(
+        each is not None for each in (arguments.says, arguments.turn, arguments.calls_tool)
+    ):
+        raise ConfigError(
+            "--flip names the text by itself.", "Leave out --says, --turn and --calls-tool."
+        )
+    if arguments.seed is not None and arguments.flip is None:
         raise ConfigError("--seed is without --flip.", "Name the flip as well.")
-    elif arguments.prompt is not None and arguments.says is None:
-        raise ConfigError("--says is missing.", 'Write `why RUN "PROMPT" --says TEXT`.')
+    if arguments.calls_tool is not None and (
+        arguments.prompt is None or arguments.says is not None
+    ):
+        raise ConfigError(
+            "--calls-tool is for a task, and without --says.",
+            'Write `why RUN "PROMPT" --calls-tool NAME`.',
+        )
+    named = (arguments.says, arguments.calls_tool, arguments.flip)
+    if arguments.prompt is not None and all(each is None for each in named):
+        raise ConfigError(
+            "--says is missing.",
+            'Write `why RUN "PROMPT" --says TEXT`, or `--calls-tool NAME`.',
+        )
     if arguments.turn is not None and arguments.thread is None:
         raise ConfigError("--turn is without --thread.", "Name the thread as well.")
     for name, least in (("top", 1), ("remove", 0), ("then", 0), ("flip", 1), ("step", 1)):
@@ -129,7 +142,7 @@ def _answer(
         ids = [each.trajectory_id for each in named]
         proved = proof(training, behaviour, step, ids, following=arguments.then)
     result = {
-        "behaviour": asdict(behaviour),
+        "behaviour": _told(behaviour),
         "versions": [asdict(point) for point in points],
         "versions_bytes": training.kept_bytes,
         "step": number + 1,
@@ -140,6 +153,10 @@ def _answer(
     output.result(result)
     saved = _for_page(training, behaviour, result)
     shown_by = save_result("why", words, arguments, title=_title(arguments), result=saved)
+    if arguments.calls_tool is not None:
+        count = 1 + len(behaviour.others)
+        which = "beginning that calls" if count == 1 else "beginnings that call"
+        output.say(f"P: the first answer has one of {count} known {which} {arguments.calls_tool}.")
     _show_course(output, training, points)
     _show_rollouts(output, training, number, found, arguments.top)
     if proved is not None:
@@ -162,6 +179,8 @@ def _title(arguments: argparse.Namespace) -> str:
         context = f"{turn} of {arguments.thread}"
     else:
         context = f"the first answer to {arguments.prompt!r}"
+    if arguments.calls_tool is not None:
+        return f"{context} calls {arguments.calls_tool}"
     return context if arguments.says is None else f"{arguments.says!r} in {context}"
 
 
@@ -186,15 +205,23 @@ def _for_page(
                 "pushes": [float(f"{token['push']:.3g}") for token in shown],
             }
         )
-    text = "".join(token_texts(codec, behaviour.token_ids[behaviour.start :]))
+    texts = [
+        "".join(token_texts(codec, token_ids[behaviour.start :]))
+        for token_ids in (behaviour.token_ids, *behaviour.others)
+    ]
     return result | {
-        "behaviour": {"text": text, "temperature": behaviour.temperature, "role": behaviour.role},
+        "behaviour": {"texts": texts, "temperature": behaviour.temperature, "role": behaviour.role},
         "rollouts": rollouts,
     }
 
 
+def _told(behaviour: Behaviour) -> dict[str, Any]:
+    """Behaviour as JSON, without `others` if it has one text."""
+    return {name: value for name, value in asdict(behaviour).items() if name != "others" or value}
+
+
 def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
-    from hrm_agent.training.analysis.behaviours import answer_to, flip_of, turn_of
+    from hrm_agent.training.analysis.behaviours import answer_to, flip_of, tool_called, turn_of
     from hrm_agent.training.analysis.film_tasks import film_episodes
 
     if arguments.flip is not None:
@@ -204,6 +231,8 @@ def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Beh
         return asyncio.run(flip_of(training, episode, arguments.flip))
     if arguments.thread is not None:
         return turn_of(training, arguments.thread, arguments.turn, arguments.says)
+    if arguments.calls_tool is not None:
+        return asyncio.run(tool_called(training, arguments.prompt, arguments.calls_tool))
     return asyncio.run(answer_to(training, arguments.prompt, arguments.says))
 
 

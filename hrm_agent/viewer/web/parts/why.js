@@ -26,7 +26,7 @@
     });
     const { before, recorded, without, steps } = table(result.proof);
     const proof = [before, recorded, without, steps].some((value) => number(value) === null) ? null : { before, recorded, without, steps };
-    return { text: text(table(result.behaviour).text), step: number(result.step) ?? 0, removed: new Set(list(result.removed)), proof, rollouts,
+    return { texts: list(table(result.behaviour).texts).map(text), step: number(result.step) ?? 0, removed: new Set(list(result.removed)), proof, rollouts,
       versions: versions.filter((one) => one.version !== null && one.logprob !== null) };
   }
 
@@ -62,7 +62,8 @@
     return html`<section aria-labelledby="why-proof"><h2 id="why-proof">Proof</h2><p>${told} ${probability(of.without)} (log P <${Num} of=${of.without - of.recorded} sign=${true} />).</p></section>`;
   }
 
-  const thread_link = (place, one) => (hrm.api.has("trajectory", { place, id: one.trajectory })
+  const has_page = (place, one) => hrm.api.has("trajectory", { place, id: one.trajectory });
+  const thread_link = (place, one) => (has_page(place, one)
     ? html`<a class="mono" href=${hrm.link("trajectory", { place, id: one.trajectory })}><${Text} of=${one.thread} clip=${60} /></a>`
     : html`<span class="mono"><${Text} of=${one.thread} clip=${60} /></span>`);
   const COLUMNS = (place, removed) => [
@@ -118,7 +119,8 @@
     const [open, set_open] = useState(first);
     return html`<details class="part" open=${first} onToggle=${(event) => set_open(event.target.open)}>
       <summary><span class="mono"><${Text} of=${rollout.thread} clip=${60} /></span><span class="muted small">push <${Num} of=${rollout.push} sign=${true} /></span></summary>
-      ${open && html`<p>${thread_link(place, rollout)}</p><${Tokens} rollout=${rollout} most=${most} />`}
+      ${open && html`<${Tokens} rollout=${rollout} most=${most} />
+        ${has_page(place, rollout) && html`<p><a href=${hrm.link("trajectory", { place, id: rollout.trajectory })}>Open the trajectory</a></p>`}`}
     </details>`;
   }
 
@@ -137,7 +139,7 @@
     const total = rollouts.reduce((sum, one) => sum + (one.push ?? 0), 0);
     const open_step = (number) => number > 0 && hrm.go("step", { place, run, step: number });
     return html`
-      <section aria-labelledby="why-text"><h2 id="why-text">Text</h2><pre class="prose" dir="auto">${hrm.ui.pieces(found.text)}</pre></section>
+      <section aria-labelledby="why-text"><h2 id="why-text">${found.texts.length > 1 ? "One of these texts" : "Text"}</h2>${found.texts.map((one, index) => html`<pre class="prose" dir="auto" key=${index}>${hrm.ui.pieces(one)}</pre>`)}</section>
       ${proof && html`<${Proof} of=${proof} step=${step} removed=${removed.size} />`}
       <section aria-labelledby="why-course"><h2 id="why-course">Course</h2><${Course} versions=${found.versions} step=${step} on_open=${open_step} /></section>
       <section aria-labelledby="why-rollouts"><h2 id="why-rollouts"><a href=${hrm.link("step", { place, run, step })}>Step ${format.count(step)}</a>: ${format.count(rollouts.length)} rollouts push by ${signed(total)}</h2>
