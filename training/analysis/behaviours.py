@@ -40,7 +40,8 @@ async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behav
     loaded policy runs the task.
     """
     # stages may have different prompts, so the newest run is taken
-    (call,) = await _first_calls(training, prompt, 1, requests=False)
+    runs = _recorded(training, prompt, 1, requests=False) or await _asked(training, prompt, 1)
+    call = _first_calls(training, runs)[0]
     context = call.token_ids[: _sampled_from(call)]
     codec: Any = training.learner.codec
     return _behaviour(training, call, context, codec.encode_text(text))
@@ -52,10 +53,13 @@ async def tool_called(training: RecordedTraining, prompt: str, name: str) -> Beh
     Each recorded first answer that does so has a beginning up to the tool's name. The texts are the
     most frequent of these beginnings. An answer can begin with one of them only, so the sum of their
     probabilities is a lower bound of the probability of a call. Without a recorded run of the task,
-    the loaded policy runs the task as often as the rollouts of a group.
+    the policy after the newest kept step runs the task as often as the rollouts of a group.
     """
-    size = training.config.rollout.group_size
-    calls = await _first_calls(training, prompt, _ANSWERS, requests=True, otherwise=size)
+    runs = _recorded(training, prompt, _ANSWERS, requests=True)
+    if not runs:
+        training.load(training.kept[-1])
+        runs = await _asked(training, prompt, training.config.rollout.group_size)
+    calls = _first_calls(training, runs)
     newest = calls[0]
     tools = newest.tools or ()
     _refuse_unknown(name, [str(each["function"]["name"]) for each in tools])
@@ -113,17 +117,18 @@ def _up_to_name(
     return None
 
 
-async def _first_calls(
-    training: RecordedTraining, prompt: str, most: int, *, requests: bool, otherwise: int = 1
-) -> list[Call]:
-    """First calls of the policy in the newest recorded runs of a task, at most `most`, the newest
-    first. Without a recorded run, the loaded policy runs the task `otherwise` times.
-    """
+def _recorded(
+    training: RecordedTraining, prompt: str, most: int, *, requests: bool
+) -> list[Trajectory]:
+    """Recorded runs of a task, at most `most`, the newest first."""
     journal = training.store.journal
     headers = journal.headers("run_id = ?", (training.run_id,))
-    recorded = (each for each in reversed(headers) if each.task.prompt == prompt)
-    runs = [journal.with_calls(each, requests=requests) for each in islice(recorded, most)]
-    runs = runs or await _asked(training, prompt, otherwise)
+    found = (each for each in reversed(headers) if each.task.prompt == prompt)
+    return [journal.with_calls(each, requests=requests) for each in islice(found, most)]
+
+
+def _first_calls(training: RecordedTraining, runs: Sequence[Trajectory]) -> list[Call]:
+    """First call of the policy in each run that has one."""
     firsts = [
         next((each for each in _calls(training, run) if each.parent is None), None) for run in runs
     ]

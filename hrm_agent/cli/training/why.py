@@ -180,7 +180,7 @@ def _title(arguments: argparse.Namespace) -> str:
     else:
         context = f"the first answer to {arguments.prompt!r}"
     if arguments.calls_tool is not None:
-        return f"{context} calls {arguments.calls_tool}"
+        return f"a call of {arguments.calls_tool} in {context}"
     return context if arguments.says is None else f"{arguments.says!r} in {context}"
 
 

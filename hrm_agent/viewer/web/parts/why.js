@@ -4,7 +4,7 @@
   "use strict";
   const { html } = hrm;
   const { useEffect, useMemo, useRef, useState } = hrm.hooks;
-  const { Chart, Empty, Num, Table, Text, format } = hrm.ui;
+  const { Chart, Code, Empty, Num, Table, Text, format } = hrm.ui;
 
   const TINY = Math.log(0.001); // with a smaller probability, the scale is logarithmic
   const OPEN = 3; // number of rollouts whose tokens are shown at first
@@ -139,7 +139,7 @@
     const total = rollouts.reduce((sum, one) => sum + (one.push ?? 0), 0);
     const open_step = (number) => number > 0 && hrm.go("step", { place, run, step: number });
     return html`
-      <section aria-labelledby="why-text"><h2 id="why-text">${found.texts.length > 1 ? "One of these texts" : "Text"}</h2>${found.texts.map((one, index) => html`<pre class="prose" dir="auto" key=${index}>${hrm.ui.pieces(one)}</pre>`)}</section>
+      <section aria-labelledby="why-text"><h2 id="why-text">${found.texts.length > 1 ? "One of these texts" : "Text"}</h2>${found.texts.map((one, index) => html`<${Code} key=${index} code=${one} />`)}</section>
       ${proof && html`<${Proof} of=${proof} step=${step} removed=${removed.size} />`}
       <section aria-labelledby="why-course"><h2 id="why-course">Course</h2><${Course} versions=${found.versions} step=${step} on_open=${open_step} /></section>
       <section aria-labelledby="why-rollouts"><h2 id="why-rollouts"><a href=${hrm.link("step", { place, run, step })}>Step ${format.count(step)}</a>: ${format.count(rollouts.length)} rollouts push by ${signed(total)}</h2>
