@@ -78,8 +78,8 @@ class Scene:
     flips: tuple[Flip, ...] = ()
     """First changed token of each answer to an unchanged prompt (empty in the first scene)."""
     kept: tuple[tuple[int, int] | None, ...] = ()
-    """For each call: index of the call with the same prompt in the previous scene, and number of
-    tokens taken over from its answer (None for a new prompt).
+    """Entry of each call: index of the call with the same prompt in the previous scene, and number
+    of tokens taken over from its answer (None for a new prompt).
     """
 
 

@@ -73,7 +73,7 @@ def engine(model: Any, request: pytest.FixtureRequest) -> Iterator[TransformersE
 
 
 def test_an_answer_continues_from_its_first_tokens(engine: TransformersEngine) -> None:
-    """With the noise that each index would have had, whatever is in the cache."""
+    """Each index has its own noise, whatever is in the cache."""
     prompts = [prompt_of(length) for length in (1, 40, 7)]
     wholes = [ask(engine, prompt, seed).result() for seed, prompt in enumerate(prompts)]
     engine.publish(0)
