@@ -199,8 +199,12 @@ class _Studio:
         self.engine.drafts = drafts
 
         async def run(reel: Reel) -> None:
-            own = {key: drafts[key] for key in requests_of(reel.run).values() if key in drafts}
-            if not all(each.whole for each in own.values()):
+            requests = requests_of(reel.run)
+            own = {key: drafts[key] for key in requests.values() if key in drafts}
+            name = self.training.learner.name
+            # an answer that a schema has constrained is no draft
+            known = all(requests[call.id] in own for call in reel.run.calls if call.model == name)
+            if not (known and all(each.whole for each in own.values())):
                 await self._run_again(reel, version, own)
             for each in own.values():
                 if each.call.id in reel.logprobs:

@@ -70,20 +70,20 @@
     </div>`)}</div>`;
   }
 
-  /* The tokens of an answer: taken over, the flip, and what follows it. */
-  function Answer({ call, marked }) {
+  /* The tokens of an answer: taken over, the flip, which links to its step, and what follows it. */
+  function Answer({ call, marked, step }) {
     const join = (from, to) => pieces(call.tokens.slice(from, to).join(""));
     const size = call.tokens.length;
     if (!marked || call.fresh >= size) return html`<pre class="film-text" dir="auto">${join(0, size)}</pre>`;
     if (!call.was) return html`<pre class="film-text" dir="auto">${join(0, call.fresh)}<ins>${join(call.fresh, size)}</ins></pre>`;
-    return html`<pre class="film-text" dir="auto">${join(0, call.fresh)}<del>${pieces(call.was.old)}</del><mark key=${call.fresh}>${join(call.fresh, call.fresh + 1)}</mark><ins>${join(call.fresh + 1, size)}</ins></pre>`;
+    return html`<pre class="film-text" dir="auto">${join(0, call.fresh)}<del>${pieces(call.was.old)}</del><mark key=${call.fresh}><a href=${hrm.link("step", step)} title=${`Update and rollouts of step ${step.step}`}>${join(call.fresh, call.fresh + 1)}</a></mark><ins>${join(call.fresh + 1, size)}</ins></pre>`;
   }
 
-  function Call({ call, index, marked }) {
+  function Call({ call, index, marked, step }) {
     return html`<li class="film-call">
       <h3>Call ${index + 1}${call.role ? html`, <${Text} of=${call.role} clip=${40} />` : null}</h3>
       <details><summary>Prompt</summary><pre class="film-text muted" dir="auto">${pieces(call.prompt)}</pre></details>
-      <${Answer} call=${call} marked=${marked} />
+      <${Answer} call=${call} marked=${marked} step=${step} />
       ${call.tools.map((tool, place) => html`<div key=${place} class="film-tool"><${Badge} of=${tool.status || "unknown"} /> <code><${Text} of=${tool.name} clip=${60} /></code>
         <pre class="film-text" dir="auto">${pieces(tool.content)}</pre></div>`)}
     </li>`;
@@ -107,7 +107,7 @@
         ${task.why && html`<p>The rollouts of the step by their effect on this token (without <code>--step</code>, those of the step that taught it most):</p>
         <${Code} code=${`${task.why} --flip ${scene.version} --step ${scene.version}`} />`}
       </details>`}
-      <ol class="film-calls">${scene.calls.map((call, index) => html`<${Call} key=${index} call=${call} index=${index} marked=${marked} />`)}</ol>`;
+      <ol class="film-calls">${scene.calls.map((call, index) => html`<${Call} key=${index} call=${call} index=${index} marked=${marked} step=${step} />`)}</ol>`;
   }
 
   function Film({ place, run, result }) {
