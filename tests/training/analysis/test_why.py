@@ -172,7 +172,7 @@ def test_a_rollout_s_push_is_that_of_its_own_gradient(training: RecordedTraining
     training.load(1)
     model: Any = training.learner.model
     weights = [each for each in model.parameters() if each.requires_grad]
-    wanted = torch.autograd.grad(token_logprobs(model, behaviour.batch()).sum(), weights)
+    wanted = torch.autograd.grad(token_logprobs(model, behaviour.batches()[0]).sum(), weights)
     (batches,) = training.batches(step)
     tokens = sum(batch.trained_tokens for batch in batches)
     own = step.trained_by_part[0].index(chosen.trajectory_id)
