@@ -332,7 +332,7 @@ def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> 
     page.get_by_role("button", name="After step 2 until step 3: right").click()
     expect(slider).to_have_attribute("aria-valuetext", "After step 2")
     expect(page.get_by_role("link", name="Update and rollouts of step 2")).to_be_visible()
-    page.locator(".film-text mark a").click()
+    page.locator(".film-text mark a").press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 2")
 
 
