@@ -17,8 +17,8 @@ import time
 from bisect import bisect_right
 from pathlib import Path
 
-from hrm_agent.training.analysis.film import Film, Reel, film
-from hrm_agent.training.analysis.film_tasks import film_episodes
+from hrm_agent.training.analysis.films.film import Film, Reel, film
+from hrm_agent.training.analysis.films.tasks import film_episodes
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train
 from hrm_agent.training.records.retrace import RecordedTraining, opened_training

@@ -15,8 +15,8 @@ from hrm_agent.errors import ConfigError, ModelError, RunError, nearest
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.model_inspection import longest_conversation
 from hrm_agent.runtime.episode import Episode
-from hrm_agent.training.analysis.drafts import answer_of, requests_of
-from hrm_agent.training.analysis.film import film
+from hrm_agent.training.analysis.films.drafts import answer_of, requests_of
+from hrm_agent.training.analysis.films.film import film
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.analysis.why import Behaviour
 from hrm_agent.training.records.retrace import RecordedTraining

@@ -62,9 +62,9 @@ def _answer(
     arguments: argparse.Namespace,
     output: Output,
 ) -> int:
-    from hrm_agent.training.analysis.film import film
-    from hrm_agent.training.analysis.film_result import film_result
-    from hrm_agent.training.analysis.film_tasks import film_episodes
+    from hrm_agent.training.analysis.films.film import film
+    from hrm_agent.training.analysis.films.result import film_result
+    from hrm_agent.training.analysis.films.tasks import film_episodes
 
     threads: list[str] = arguments.thread or []
     named = bool(arguments.prompt or threads)

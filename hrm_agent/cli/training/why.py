@@ -222,7 +222,7 @@ def _told(behaviour: Behaviour) -> dict[str, Any]:
 
 def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
     from hrm_agent.training.analysis.behaviours import answer_to, flip_of, tool_called, turn_of
-    from hrm_agent.training.analysis.film_tasks import film_episodes
+    from hrm_agent.training.analysis.films.tasks import film_episodes
 
     if arguments.flip is not None:
         prompts = [arguments.prompt] if arguments.prompt is not None else []

@@ -12,10 +12,10 @@ import pytest
 
 from hrm_agent.errors import RunError
 from hrm_agent.training.analysis.behaviours import flip_of
-from hrm_agent.training.analysis.drafts import answer_of, requests_of
-from hrm_agent.training.analysis.film import Film, film
-from hrm_agent.training.analysis.film_result import film_result
-from hrm_agent.training.analysis.film_tasks import film_episodes
+from hrm_agent.training.analysis.films.drafts import answer_of, requests_of
+from hrm_agent.training.analysis.films.film import Film, film
+from hrm_agent.training.analysis.films.result import film_result
+from hrm_agent.training.analysis.films.tasks import film_episodes
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.config.commands import GrpoConfig
 from hrm_agent.training.grpo import train

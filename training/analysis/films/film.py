@@ -5,7 +5,7 @@ alone (`hrm_agent.models.local.sampling`). A seed depends on the place of a call
 its request, not on the weights. So two versions of the weights give the same run up to the first
 token at which the drawn number falls on another token: the *flip*.
 
-The run of the previous version is a draft (`hrm_agent.training.analysis.drafts`). If no token
+The run of the previous version is a draft (`hrm_agent.training.analysis.films.drafts`). If no token
 differs, the run is unchanged, and the graph does not run. Otherwise the graph runs once more.
 Answers without a flip are taken over whole, with the results of their tool calls, and an answer with
 a flip is continued from it. Only the rest is sampled.
@@ -28,7 +28,7 @@ from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.runtime.replay.adopting import repeating
-from hrm_agent.training.analysis.drafts import (
+from hrm_agent.training.analysis.films.drafts import (
     Draft,
     DraftedEngine,
     RequestKey,

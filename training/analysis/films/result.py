@@ -13,8 +13,8 @@ from typing import Any
 from hrm_agent.answers.final_answer import own_text, stated_value
 from hrm_agent.models.codec.messages import invalid_tool_calls
 from hrm_agent.models.recorded_values import unpack_answer
-from hrm_agent.training.analysis.drafts import answer_of
-from hrm_agent.training.analysis.film import Film, Flip, Reel, Scene
+from hrm_agent.training.analysis.films.drafts import answer_of
+from hrm_agent.training.analysis.films.film import Film, Flip, Reel, Scene
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.records.retrace import RecordedTraining
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
