@@ -64,7 +64,7 @@ def main() -> None:
         if folder is None:
             folder = Path(temporary) / "run"
             asyncio.run(train(config, folder))
-        with opened_training(folder) as training:
+        with opened_training(folder, None if options.run else config) as training:
             tasks = 2 if options.quick else options.tasks
             made, seconds = measured(training, tasks, in_full=False)
             whole, whole_seconds = measured(training, tasks, in_full=True)
