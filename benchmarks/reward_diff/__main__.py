@@ -50,9 +50,12 @@ def predicted(folder: Path, reward: str, seed: int, steps: int, group_size: int)
     }
 
 
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Spearman's rank correlation. Values that agree to six digits share their mean rank."""
-    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's rank correlation (None if all values of a side are equal). Values that agree to six
+    digits share their mean rank.
+    """
+    ranks = np.stack([_ranks(a), _ranks(b)])
+    return float(np.corrcoef(ranks)[0, 1]) if ranks.std(1).all() else None
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
