@@ -1,6 +1,6 @@
-"""`hrm-agent import`: imports trajectories of a file into a store.
+"""`hrm-agent import`: imports trajectories of files into a store.
 
-The file is read twice. In the first pass, every trajectory is checked by the linter and compared
+Files are read twice. In the first pass, every trajectory is checked by the linter and compared
 with the record. If a line cannot be read, or a trajectory is invalid or differs from the recorded
 one, nothing is written. In the second pass, trajectories are written one by one, each with its
 calls first and its own fields last. So after an interrupt, each trajectory is complete or missing,
@@ -19,7 +19,7 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
-from hrm_agent.trajectory.formats import FORMATS, Origin, import_from
+from hrm_agent.trajectory.formats import FORMATS, Origin, import_from, missing_parts
 from hrm_agent.trajectory.formats.shared.json_documents import printable
 from hrm_agent.trajectory.lint import lint
 
@@ -31,7 +31,13 @@ def run(words: list[str]) -> int:
         "import", "Read trajectories into a store; docs/formats.md says what each format keeps."
     )
     parser.add_argument(
-        "file", type=Path, help="a file of `hrm-agent export`, TRL, verifiers, inspect, or in ATIF"
+        "file",
+        type=Path,
+        nargs="+",
+        help=(
+            "a file of `hrm-agent export`, TRL, verifiers, inspect, in ATIF, or traces: OTLP in JSON"
+            " or protobuf, runs of LangSmith, observations of Langfuse, spans of Phoenix"
+        ),
     )
     parser.add_argument(
         "--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]"
@@ -69,7 +75,10 @@ def run(words: list[str]) -> int:
                     )
                 _refuse_foreign(store, trajectory)
         counts: Counter[str] = Counter()
+        missing = Counter[str]()
+        origin.notes.clear()
         for trajectory in import_from(arguments.file, arguments.format, origin):
+            missing += missing_parts(trajectory)
             counts[_take(store, trajectory)] += 1
             counts["untrainable"] += not trajectory.trainable
             # count forks of which the store does not return all calls
@@ -78,7 +87,12 @@ def run(words: list[str]) -> int:
             ) < len(trajectory.calls)
     output = Output(as_json=arguments.json)
     names = ("imported", "present", "without_lineage", "untrainable")
-    output.result({"store": arguments.store, **{name: counts[name] for name in names}})
+    lacks = {
+        name: dict(found)
+        for name, found in (("missing", missing), ("notes", origin.notes))
+        if found
+    }
+    output.result({"store": arguments.store, **{name: counts[name] for name in names}, **lacks})
     output.say(
         f"{counts['imported']} trajectories imported into {arguments.store}, {counts['present']}"
         " were there already"
@@ -90,6 +104,10 @@ def run(words: list[str]) -> int:
         )
     if counts["untrainable"]:
         output.say(f"{counts['untrainable']} cannot be trained on; `hrm-agent show` says why")
+    for note, count in origin.notes.items():
+        output.say(f"{count} {note}")
+    for part, count in missing.items():
+        output.say(f"not in the files: {part} ({count})")
     return 0
 
 
