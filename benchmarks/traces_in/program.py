@@ -138,6 +138,12 @@ def langfuse(name: str, folder: Path) -> None:
     client.shutdown()
 
 
+def untraced(name: str, folder: Path) -> None:
+    """No tracing."""
+    del folder
+    asyncio.run(ask(name))
+
+
 EXPORTERS: dict[str, Callable[[str, Path], None]] = {
     one.__name__: one
     for one in (
@@ -155,4 +161,4 @@ EXPORTERS: dict[str, Callable[[str, Path], None]] = {
 """Exporter by name."""
 
 if __name__ == "__main__":
-    EXPORTERS[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    {**EXPORTERS, "untraced": untraced}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))

@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import Any, cast
 
 import zstandard
 
-__all__ = ["Receiver", "receiving"]
+from hrm_agent.trajectory.formats.traces.otlp import otlp_rows, protobuf_messages
+
+__all__ = ["Receiver", "langfuse_rows", "receiving", "write_otlp"]
 
 Json = dict[str, Any]
 
@@ -75,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
                 server.unknown.append(self.path)
         self._answer({})
 
-    do_PATCH = do_POST
+    do_PATCH = do_POST  # noqa: N815  # part of the interface
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -137,3 +140,44 @@ def write_otlp(receiver: Receiver, folder: Path) -> list[Path]:
         files.append(folder / f"{'logs' if path.endswith('logs') else 'traces'}-{index}.pb")
         files[-1].write_bytes(body)
     return files
+
+
+def langfuse_rows(files: list[Path]) -> list[Json]:
+    """Observations as Langfuse's API lists them, of the spans that its client sent."""
+    rows: list[Json] = []
+    messages = (one for file in files for one in protobuf_messages(file.read_bytes(), str(file)))
+    for span in (span for message in messages for span in otlp_rows(message, "")):
+        held = span.attributes
+        named = {
+            "input": "input",
+            "output": "output",
+            "modelParameters": "model.parameters",
+            "usageDetails": "usage_details",
+            "costDetails": "cost_details",
+        }
+        prefix = "langfuse.observation."
+        rows.append(
+            {
+                "id": span.id,
+                "traceId": span.trace_id,
+                "parentObservationId": span.parent,
+                "type": str(held[f"{prefix}type"]).upper(),
+                "name": span.name,
+                "startTime": datetime.fromtimestamp(span.started_at, UTC).isoformat(),
+                "endTime": datetime.fromtimestamp(span.ended_at or 0, UTC).isoformat(),
+                "model": held.get(f"{prefix}model.name"),
+                "level": held.get(f"{prefix}level", "DEFAULT"),
+                "statusMessage": held.get(f"{prefix}status_message"),
+                **{
+                    name: json.loads(held[key]) if held[key][:1] in ("{", "[") else held[key]
+                    for name, path in named.items()
+                    if (key := f"{prefix}{path}") in held
+                },
+                "metadata": {
+                    name.removeprefix(f"{prefix}metadata."): json.loads(value)
+                    for name, value in held.items()
+                    if name.startswith(f"{prefix}metadata.")
+                },
+            }
+        )
+    return rows

@@ -31,7 +31,7 @@ MOST_BYTES = 256 * 2**20
 _DEPTH = 64
 """Deepest nesting that is read. Stores and other programs fail beyond a few hundred levels."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPACE = re.compile(r"\s*")
+_NO_SPACE = re.compile(r"\S")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -88,7 +88,7 @@ def _sequence(data: bytes, path: Path) -> Iterator[tuple[str, Any]]:
     place = str(path)
     try:
         text = data.decode("utf-8-sig")
-        at = _SPACE.match(text).end()
+        at = _after_space(text, 0)
         line = 1
         begin = 0
         while at < len(text):
@@ -97,11 +97,16 @@ def _sequence(data: bytes, path: Path) -> Iterator[tuple[str, Any]]:
             place = f"{path}:{line}"
             value, at = _STRICT.raw_decode(text, at)
             yield place, _checked(value, place)
-            at = _SPACE.match(text, at).end()
+            at = _after_space(text, at)
     except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{place} is not JSON: {error}.", "Export it again, or correct it."
         ) from error
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _NO_SPACE.search(text, at)
+    return found.start() if found else len(text)
 
 
 def parsed(data: bytes, place: str, *, nan: bool = False) -> Any:

@@ -9,13 +9,22 @@ OpenLLMetry wrote them, and as JSON in `gen_ai.input.messages` and `gen_ai.outpu
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 
-from hrm_agent.langgraph_format import namespace_parts, task_of_namespace
 from hrm_agent.trajectory.formats.otel.attributes import OURS, PROVIDERS
+from hrm_agent.trajectory.formats.traces.calls import (
+    LONGEST_NAME,
+    add_place,
+    leaf,
+    sampling_of,
+    set_reasons,
+    set_tool_result,
+    usage_at,
+    with_usage,
+)
+from hrm_agent.trajectory.formats.traces.langfuse import add_langfuse_span
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
     answers_of,
@@ -26,9 +35,6 @@ from hrm_agent.trajectory.formats.traces.observation import Kind, Observation
 from hrm_agent.trajectory.formats.traces.otlp import Event, Span
 from hrm_agent.trajectory.formats.traces.values import (
     Tree,
-    as_float,
-    as_int,
-    as_text,
     at,
     decoded,
     elements,
@@ -36,33 +42,13 @@ from hrm_agent.trajectory.formats.traces.values import (
     nested,
     text_at,
 )
-from hrm_agent.trajectory.schema import CallUsage, FinishReason, SentSampling, ToolStatus
+from hrm_agent.trajectory.schema import ToolStatus
 
-__all__ = [
-    "add_langfuse",
-    "add_place",
-    "model_string",
-    "observed",
-    "sampling_of",
-    "set_reasons",
-    "set_tool_result",
-    "with_usage",
-]
+__all__ = ["observed"]
 
-_SCHEMES = {name: scheme for scheme, name in PROVIDERS.items()} | {
-    "anthropic": "anthropic",
-    "az.ai.openai": "azure_openai",
-    "azure": "azure_openai",
-    "google": "google_genai",
-    "gemini": "google_genai",
-    "vertex_ai": "google_vertexai",
-    "vertexai": "google_vertexai",
-    "mistral": "mistralai",
-    "mistralai": "mistralai",
-}
-"""Provider in a trace -> its name in model strings."""
+_SCHEMES = {name: scheme for scheme, name in PROVIDERS.items()}
+"""Provider in the conventions -> its name in model strings."""
 _MODEL_OPERATIONS = {"chat", "text_completion", "generate_content", "completion"}
-_CUT = {"length", "max_tokens", "max_output_tokens", "model_length"}
 _EVENT_ROLES = {
     "gen_ai.system.message": "system",
     "gen_ai.user.message": "user",
@@ -71,9 +57,6 @@ _EVENT_ROLES = {
 }
 _DETAILS = "gen_ai.client.inference.operation.details"
 """Event, or log record, with a call's messages as attributes."""
-_LONGEST_NAME = 200
-_LONGEST_NAMESPACE = 2000
-_OTHER_SAMPLING = ("top_k", "frequency_penalty", "presence_penalty", "reasoning_effort")
 
 
 def observed(span: Span, messages: Messages) -> Observation:
@@ -96,9 +79,8 @@ def observed(span: Span, messages: Messages) -> Observation:
             text_at(raised, "exception.message") or span.message or found.error_class or "failed"
         )
     if at(tree, "langfuse.observation") is not None:
-        observation = mapping(at(tree, "langfuse.observation"))
-        add_langfuse(found, _langfuse_row(observation, tree), messages)
-    elif at(tree, "openinference.span.kind") is not None or at(tree, "llm") is not None:
+        add_langfuse_span(found, tree, messages)
+    elif "openinference" in tree or ("llm" in tree and "gen_ai" not in tree):
         _add_openinference(found, tree, messages)
     elif at(tree, "gen_ai") is not None or at(tree, "traceloop") is not None:
         _add_gen_ai(found, tree, span.events, messages)
@@ -107,137 +89,6 @@ def observed(span: Span, messages: Messages) -> Observation:
         found.ours = ours
         found.node = text_at(ours, "node") or found.node
     return found
-
-
-def add_place(found: Observation, metadata: dict[str, Any]) -> None:
-    """Add LangGraph's place of a run, from the metadata that its callbacks are given."""
-    found.node = found.node or text_at(metadata, "langgraph_node")[:_LONGEST_NAME]
-    space = text_at(metadata, "langgraph_checkpoint_ns", "checkpoint_ns")
-    if space and len(space) <= _LONGEST_NAMESPACE and task_of_namespace(space):
-        if all(part.node and part.task_id for part in namespace_parts(space)):
-            found.checkpoint_ns = space
-    found.agent = text_at(metadata, "lc_agent_name")[:_LONGEST_NAME]
-    found.session = text_at(metadata, "thread_id", "session_id")[:_LONGEST_NAME]
-
-
-def model_string(provider: str, model: str) -> str:
-    """Model string of a provider's model: `openai:gpt-5`."""
-    scheme = _SCHEMES.get(provider.lower(), "")
-    plain = model.removeprefix("models/")
-    return f"{scheme}:{plain}" if scheme and plain and not plain.startswith(f"{scheme}:") else plain
-
-
-def sampling_of(values: dict[str, Any]) -> SentSampling:
-    """Sampling parameters by any of their names. Values out of range count as not given."""
-    temperature = as_float(values.get("temperature"))
-    top_p = as_float(values.get("top_p"))
-    most = next(
-        (
-            number
-            for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")
-            if (number := as_int(values.get(name)))
-        ),
-        None,
-    )
-    stop = values.get("stop") or values.get("stop_sequences") or ()
-    other = {
-        name: value
-        for name in _OTHER_SAMPLING
-        if isinstance(value := values.get(name), (str, int, float)) and value == value
-    }
-    return SentSampling(
-        temperature=temperature if temperature is not None and temperature >= 0 else None,
-        top_p=top_p if top_p is not None and 0 <= top_p <= 1 else None,
-        max_tokens=most,
-        seed=as_int(values.get("seed")),
-        stop=tuple(as_text(one) for one in ([stop] if isinstance(stop, str) else elements(stop))),
-        other=other,
-    )
-
-
-def with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
-    """Answer with its usage, unless it has a report already. A missing count is not made up: the
-    report then has only the cost.
-    """
-    facts: dict[str, Any] = {}
-    if not answer.usage_metadata and None not in (usage.input_tokens, usage.output_tokens):
-        read = usage.input_tokens or 0
-        written = usage.output_tokens or 0
-        facts["usage_metadata"] = {
-            "input_tokens": read,
-            "output_tokens": written,
-            "total_tokens": read + written,
-            **(
-                {"input_token_details": {"cache_read": usage.cached_tokens}}
-                if usage.cached_tokens is not None
-                else {}
-            ),
-            **(
-                {"output_token_details": {"reasoning": usage.reasoning_tokens}}
-                if usage.reasoning_tokens is not None
-                else {}
-            ),
-        }
-    if usage.cost is not None and "token_usage" not in answer.response_metadata:
-        facts["response_metadata"] = {
-            **answer.response_metadata,
-            "token_usage": {"cost": usage.cost},
-        }
-    return answer.model_copy(update=facts) if facts else answer
-
-
-def _usage(tree: Tree, **paths: tuple[str, ...]) -> CallUsage:
-    """Usage whose counts are at the first existing of these paths."""
-    counts: dict[str, Any] = {}
-    for name, several in paths.items():
-        read = as_float if name == "cost" else as_int
-        values = (read(_leaf(tree, path)) for path in several)
-        value = next((one for one in values if one is not None and one >= 0), None)
-        if value is not None:
-            counts[name] = value
-    return CallUsage(**counts)
-
-
-def _leaf(tree: Tree, path: str) -> Any:
-    value = at(tree, path)
-    return value.get("") if isinstance(value, dict) else value
-
-
-def set_tool_result(found: Observation, output: Any, messages: Messages) -> None:
-    """Set a tool call's result from a span's output: a tool's message, or any value."""
-    output = decoded(output, found.place)
-    for _ in range(3):
-        held = mapping(output)
-        if "output" in held and "type" not in held and "role" not in held:
-            output = decoded(held["output"], found.place)
-    if output is None:
-        return
-    held = mapping(output)
-    read = (
-        messages.read(output, found.place)
-        if "lc" in held or held.get("type") == "tool" or held.get("role") == "tool"
-        else None
-    )
-    if read:
-        found.content = read[0].text
-        asked = as_text(getattr(read[0], "tool_call_id", ""))
-        found.tool_call_id = found.tool_call_id or asked
-        failed = getattr(read[0], "status", "") == "error"
-        found.status = ToolStatus.ERROR if failed else ToolStatus.OK
-    else:
-        found.content = (
-            output
-            if isinstance(output, str)
-            else json.dumps(output, ensure_ascii=False, default=str)
-        )
-        found.status = found.status or (ToolStatus.ERROR if found.error else ToolStatus.OK)
-
-
-def set_reasons(found: Observation, *reasons: Any) -> None:
-    """Set the finish reason from a provider's words."""
-    words = {as_text(one).lower() for one in reasons}
-    if words & _CUT:
-        found.finish_reason = FinishReason.LENGTH
 
 
 # OpenTelemetry's conventions
@@ -281,13 +132,13 @@ def _add_gen_ai_call(
     found: Observation, tree: Tree, events: list[Event], messages: Messages
 ) -> None:
     place = found.place
-    found.model = model_string(
-        text_at(tree, "gen_ai.provider.name", "gen_ai.system"),
-        text_at(tree, "gen_ai.request.model", "gen_ai.response.model"),
-    )
+    found.model = text_at(tree, "gen_ai.request.model", "gen_ai.response.model")
+    scheme = _SCHEMES.get(text_at(tree, "gen_ai.provider.name"), "")
+    if scheme and tree.get(OURS):  # in these spans the provider is a part of the model's name
+        found.model = f"{scheme}:{found.model}"
     found.answered_by = text_at(tree, "gen_ai.response.model") or None
     request = mapping(at(tree, "gen_ai.request"))
-    found.sampling = sampling_of({"seed": _leaf(tree, "gen_ai.openai.request.seed"), **request})
+    found.sampling = sampling_of({"seed": leaf(tree, "gen_ai.openai.request.seed"), **request})
     detail = next((one.attributes for one in events if one.name == _DETAILS), None)
     if detail is not None:
         tree = {
@@ -318,7 +169,7 @@ def _add_gen_ai_call(
     if found.answer is not None:
         found.answer = with_usage(
             found.answer,
-            _usage(
+            usage_at(
                 tree,
                 input_tokens=("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
                 output_tokens=("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
@@ -396,8 +247,8 @@ def _add_gen_ai_tool(found: Observation, tree: Tree, messages: Messages) -> None
 
 def _add_openinference(found: Observation, tree: Tree, messages: Messages) -> None:
     place = found.place
-    metadata = mapping(decoded(_leaf(tree, "metadata"), place)) or mapping(at(tree, "metadata"))
-    found.node = text_at(tree, "graph.node.id")[:_LONGEST_NAME]
+    metadata = mapping(decoded(leaf(tree, "metadata"), place)) or mapping(at(tree, "metadata"))
+    found.node = text_at(tree, "graph.node.id")[:LONGEST_NAME]
     add_place(found, metadata)
     found.session = text_at(tree, "session.id") or found.session
     given = at(tree, "input.value")
@@ -426,9 +277,8 @@ def _add_openinference(found: Observation, tree: Tree, messages: Messages) -> No
 
 def _add_openinference_call(found: Observation, tree: Tree, messages: Messages) -> None:
     place = found.place
-    asked = mapping(decoded(_leaf(tree, "llm.invocation_parameters"), place))
-    requested = text_at(asked, "model", "model_name") or text_at(tree, "llm.model_name")
-    found.model = model_string(text_at(tree, "llm.provider", "llm.system"), requested)
+    asked = mapping(decoded(leaf(tree, "llm.invocation_parameters"), place))
+    found.model = text_at(asked, "model", "model_name") or text_at(tree, "llm.model_name")
     found.answered_by = text_at(tree, "llm.model_name") or None
     found.sampling = sampling_of(asked)
     found.sent = messages.read(elements(at(tree, "llm.input_messages")) or None, place)
@@ -450,7 +300,7 @@ def _add_openinference_call(found: Observation, tree: Tree, messages: Messages) 
     if found.answer is not None:
         found.answer = with_usage(
             found.answer,
-            _usage(
+            usage_at(
                 tree,
                 input_tokens=("llm.token_count.prompt",),
                 output_tokens=("llm.token_count.completion",),
@@ -459,123 +309,3 @@ def _add_openinference_call(found: Observation, tree: Tree, messages: Messages) 
                 cost=("llm.cost.total",),
             ),
         )
-
-
-# Langfuse
-
-
-def _langfuse_row(observation: Tree, tree: Tree) -> dict[str, Any]:
-    """Attributes of Langfuse's client, by the names of its export."""
-    model = mapping(observation.get("model"))
-    metadata = {
-        **mapping(decoded(_leaf(observation, "metadata"), "")),
-        **{
-            name: decoded(value, "")
-            for name, value in mapping(observation.get("metadata")).items()
-            if name
-        },
-    }
-    return {
-        "type": observation.get("type"),
-        "input": observation.get("input"),
-        "output": observation.get("output"),
-        "metadata": metadata,
-        "level": observation.get("level"),
-        "status_message": observation.get("status_message"),
-        "model": model.get("name"),
-        "model_parameters": model.get("parameters"),
-        "usage_details": observation.get("usage_details"),
-        "cost_details": observation.get("cost_details"),
-        "session_id": text_at(tree, "session.id"),
-    }
-
-
-def add_langfuse(found: Observation, row: dict[str, Any], messages: Messages) -> None:
-    """Add the fields of an observation of Langfuse, by the names of its export."""
-    place = found.place
-    metadata = mapping(decoded(row.get("metadata"), place))
-    add_place(found, {name: decoded(value, place) for name, value in metadata.items()})
-    found.session = as_text(row.get("session_id")) or found.session
-    if as_text(row.get("level")) == "ERROR":
-        found.error = found.error or as_text(row.get("status_message")) or "failed"
-    match as_text(row.get("type")).lower():
-        case "generation":
-            found.kind = Kind.MODEL
-            _add_langfuse_call(found, row, metadata, messages)
-        case "tool":
-            found.kind = Kind.TOOL
-            found.tool_call_id = as_text(decoded(metadata.get("tool_call_id"), place))
-            given = decoded(row.get("input"), place)
-            found.arguments = given if isinstance(given, (dict, str)) else None
-            set_tool_result(found, row.get("output"), messages)
-            if found.error:
-                found.status = ToolStatus.ERROR
-        case kind:
-            found.kind = Kind.AGENT if kind == "agent" else Kind.OTHER
-            if found.parent is None or kind == "agent":
-                found.prompt = plain_text(row.get("input"), messages, place)
-                found.result = plain_text(row.get("output"), messages, place)
-
-
-def _add_langfuse_call(
-    found: Observation, row: dict[str, Any], metadata: dict[str, Any], messages: Messages
-) -> None:
-    place = found.place
-    provider = as_text(decoded(metadata.get("ls_provider"), place))
-    requested = as_text(decoded(metadata.get("ls_model_name"), place))
-    answered = as_text(row.get("model"))
-    found.model = model_string(provider, requested or answered)
-    found.answered_by = answered or None
-    found.sampling = sampling_of(mapping(decoded(row.get("model_parameters"), place)))
-    given = decoded(row.get("input"), place)
-    if isinstance(given, dict) and "tools" in given:
-        found.tools = tool_offers(given["tools"], place)
-    rows = elements(given)
-    # Langfuse's handler puts the tools that are offered at the end of the messages.
-    offered = [
-        one
-        for one in rows
-        if mapping(one).get("role") == "tool"
-        and isinstance(mapping(one).get("content"), dict)
-        and "tool_call_id" not in mapping(one)
-    ]
-    if offered:
-        found.tools = tool_offers([one["content"] for one in offered], place)
-        given = [one for one in rows if one not in offered]
-    elif rows and found.tools is None and metadata.get("ls_integration") is not None:
-        found.tools = []
-    found.sent = messages.read(given, place)
-    output = decoded(row.get("output"), place)
-    if isinstance(output, str):
-        found.answer = AIMessage(output) if output and not found.error else None
-    else:
-        found.answer = answers_of(messages.read(output, place))
-    usage = {
-        name: as_int(value)
-        for name, value in mapping(decoded(row.get("usage_details"), place)).items()
-    }
-    costs = mapping(decoded(row.get("cost_details"), place))
-    cost = as_float(costs.get("total", row.get("total_cost")))
-    if found.answer is not None:
-        found.answer = with_usage(
-            found.answer,
-            CallUsage(
-                # Langfuse counts a detail apart from its total
-                input_tokens=_summed(usage, "input"),
-                output_tokens=_summed(usage, "output"),
-                cached_tokens=usage.get("input_cache_read", usage.get("input_cached_tokens")),
-                reasoning_tokens=usage.get(
-                    "output_reasoning", usage.get("output_reasoning_tokens")
-                ),
-                cost=cost if cost is not None and cost >= 0 else None,
-            ),
-        )
-
-
-def _summed(usage: dict[str, int | None], name: str) -> int | None:
-    """Tokens of a direction with its details (None if not reported)."""
-    if usage.get(name) is None:
-        return None
-    return sum(
-        count or 0 for key, count in usage.items() if key == name or key.startswith(f"{name}_")
-    )

@@ -10,9 +10,8 @@ from typing import Any
 from langchain_core.messages import AIMessage
 
 from hrm_agent.trajectory.formats.shared.json_documents import refused
-from hrm_agent.trajectory.formats.traces.attributes import (
+from hrm_agent.trajectory.formats.traces.calls import (
     add_place,
-    model_string,
     sampling_of,
     set_reasons,
     set_tool_result,
@@ -140,8 +139,7 @@ def _add_call(
         )
         set_reasons(found, choice.get("finish_reason"))
     set_reasons(found, mapping(first.get("generation_info")).get("finish_reason"))
-    requested = text_at(metadata, "ls_model_name") or text_at(asked, "model", "model_name")
-    found.model = model_string(text_at(metadata, "ls_provider"), requested)
+    found.model = text_at(metadata, "ls_model_name") or text_at(asked, "model", "model_name")
     found.sampling = sampling_of(asked)
     if extra.get("invocation_params") is not None or "tools" in asked:
         found.tools = tool_offers(asked.get("tools") or (), place)

@@ -165,7 +165,7 @@ def _messages(row: dict[str, Any], place: str) -> list[BaseMessage]:
         case "human":
             return [HumanMessage(blocks, name=name)]
         case _:
-            return [ChatMessage(blocks, role=role or "unknown", name=name)]
+            return [ChatMessage(content=cast("Any", blocks), role=role or "unknown", name=name)]
 
 
 def _content(row: dict[str, Any]) -> str | list[Any]:
@@ -313,7 +313,7 @@ def _of_parts(row: dict[str, Any], kind: str | None, role: str, place: str) -> l
     made = {"system": SystemMessage, "human": HumanMessage, "tool": HumanMessage}.get(kind or "")
     return [
         *said,
-        made(content, name=name) if made else ChatMessage(content, role=role or "unknown"),
+        made(content, name=name) if made else ChatMessage(content=content, role=role or "unknown"),
     ]
 
 

@@ -20,7 +20,8 @@ from hrm_agent.trajectory.formats.shared.json_documents import (
     values,
 )
 from hrm_agent.trajectory.formats.shared.token_runs import Origin
-from hrm_agent.trajectory.formats.traces.attributes import add_langfuse, observed
+from hrm_agent.trajectory.formats.traces.attributes import observed
+from hrm_agent.trajectory.formats.traces.langfuse import langfuse_observation
 from hrm_agent.trajectory.formats.traces.langsmith import langsmith_run
 from hrm_agent.trajectory.formats.traces.messages import Messages
 from hrm_agent.trajectory.formats.traces.observation import Observation
@@ -32,7 +33,7 @@ from hrm_agent.trajectory.formats.traces.otlp import (
     shown_span,
 )
 from hrm_agent.trajectory.formats.traces.runs import trajectory_of
-from hrm_agent.trajectory.formats.traces.values import as_text, elements, mapping, seconds
+from hrm_agent.trajectory.formats.traces.values import as_text, elements, mapping
 from hrm_agent.trajectory.schema import Trajectory
 
 __all__ = ["TRACE_FORMATS", "read_traces", "trace_format"]
@@ -44,9 +45,18 @@ _MOST_TOTAL = 4 * MOST_BYTES
 """Maximum bytes of all files of an import, since all spans are held at once."""
 _ENVELOPES = ("data", "runs", "observations", "spans", "traces", "items")
 """Keys under which an API's answer has its rows."""
-_LANGFUSE_TYPES = frozenset(
-    "span generation event agent tool chain retriever evaluator embedding guardrail".split()
-)
+_LANGFUSE_TYPES = {
+    "agent",
+    "chain",
+    "embedding",
+    "evaluator",
+    "event",
+    "generation",
+    "guardrail",
+    "retriever",
+    "span",
+    "tool",
+}
 _SHAPES = {
     "otlp": "an OTLP message",
     "span": "a span of OpenTelemetry's console exporter or of Phoenix",
@@ -66,7 +76,14 @@ def read_traces(paths: Sequence[Path], origin: Origin, name: str) -> Iterator[Tr
     """Trajectories of all traces with a model call, by their start. Raises `StoreError` if there is
     none.
     """
-    traces, notes = _observations(paths, name)
+    if sum(path.stat().st_size for path in paths if path.is_file()) > _MOST_TOTAL:
+        refused(str(paths[0]), "", f"the files are larger than {_MOST_TOTAL // 2**20} MiB together")
+    collection = _Collection(name)
+    for path in paths:
+        for place, row in _rows(path):
+            collection.add(row, place)
+    traces = collection.by_trace()
+    notes = collection.notes
     found = [
         run for spans in traces.values() if (run := trajectory_of(spans, origin, name)) is not None
     ]
@@ -96,68 +113,75 @@ def trace_format(path: Path) -> str | None:
     return {"otlp": "otel", "span": "otel"}.get(shape or "", shape)
 
 
-def _observations(
-    paths: Sequence[Path], name: str
-) -> tuple[dict[str, list[Observation]], Counter[str]]:
-    """Observations by trace, and counts of what was left out."""
-    if sum(path.stat().st_size for path in paths if path.is_file()) > _MOST_TOTAL:
-        refused(str(paths[0]), "", f"the files are larger than {_MOST_TOTAL // 2**20} MiB together")
-    messages = Messages()
-    spans: dict[tuple[str, str], Span] = {}
-    logs: list[Span] = []
-    found: dict[tuple[str, str], Observation] = {}
-    notes = Counter[str]()
-    for place, row in (one for path in paths for one in _rows(path)):
-        shape = _shape(row)
-        if shape is None or shape not in TRACE_FORMATS[name]:
-            _refuse(place, shape, name)
-        if shape in ("otlp", "span"):
-            for span in otlp_rows(row, place) if shape == "otlp" else (shown_span(row, place),):
-                if span.is_log:
-                    logs.append(span)
-                else:
-                    _add(spans, (span.trace_id, span.id), span, notes)
-        elif shape == "langsmith":
-            run = langsmith_run(row, place, messages)
-            _add(found, (run.trace_id, run.id), run, notes)
-        elif row.get("type") is not None:
-            one = _langfuse_observation(row, place, messages)
-            _add(found, (one.trace_id, one.id), one, notes)
-        if len(spans) + len(logs) + len(found) > _MOST_SPANS:
+class _Collection:
+    """Spans of all files, until all are read."""
+
+    def __init__(self, name: str) -> None:
+        self.notes = Counter[str]()
+        """Numbers of what was left out, in words."""
+        self._format = name
+        self._messages = Messages()
+        self._spans: dict[tuple[str, str], Span] = {}
+        self._logs: list[Span] = []
+        self._found: dict[tuple[str, str], Observation] = {}
+
+    def add(self, row: dict[str, Any], place: str) -> None:
+        """Add the spans of a row."""
+        match shape := _shape(row):
+            case _ if shape is None or shape not in TRACE_FORMATS[self._format]:
+                _refuse(place, shape, self._format)
+            case "otlp":
+                for span in otlp_rows(row, place):
+                    self._add_span(span)
+            case "span":
+                self._add_span(shown_span(row, place))
+            case "langsmith":
+                run = langsmith_run(row, place, self._messages)
+                self._add_once(self._found, (run.trace_id, run.id), run)
+            case _ if row.get("type") is not None:
+                one = langfuse_observation(row, place, self._messages)
+                self._add_once(self._found, (one.trace_id, one.id), one)
+            case _:  # rows of Langfuse's traces have nothing that its observations do not have
+                pass
+        if len(self._spans) + len(self._logs) + len(self._found) > _MOST_SPANS:
             refused(place, "", f"there are more than {_MOST_SPANS:,} spans")
-    for log in logs:
-        span = spans.get((log.trace_id, log.id))
-        if span is None:
-            notes["log records without their span were left out"] += 1
+
+    def _add_span(self, span: Span) -> None:
+        if span.is_log:
+            self._logs.append(span)
         else:
-            span.events += log.events
-    for key, span in spans.items():
-        found[key] = observed(span, messages)
-    return _by_trace(found.values(), notes), notes
+            self._add_once(self._spans, (span.trace_id, span.id), span)
 
+    def _add_once(self, known: dict[tuple[str, str], Any], key: tuple[str, str], one: Any) -> None:
+        """Add a span. The same span again, as after a repeated request, is left out."""
+        before = known.setdefault(key, one)
+        if before is one:
+            return
+        if before != replace(one, place=before.place):
+            refused(
+                one.place,
+                "",
+                f"span {key[1][:80]} is there twice, with other contents at {before.place}",
+            )
+        self.notes["spans that are there twice were left out"] += 1
 
-def _by_trace(observations: Any, notes: Counter[str]) -> dict[str, list[Observation]]:
-    traces: dict[str, list[Observation]] = {}
-    for one in observations:
-        if one.ended_at is not None and one.ended_at < one.started_at:
-            notes["spans ended before they started, and count as ended then"] += 1
-            one.ended_at = one.started_at
-        traces.setdefault(one.trace_id, []).append(one)
-    return traces
-
-
-def _add(known: dict[tuple[str, str], Any], key: tuple[str, str], one: Any, notes: Any) -> None:
-    """Add a span. The same span again, as after a repeated request, is left out."""
-    before = known.setdefault(key, one)
-    if before is one:
-        return
-    if before != replace(one, place=before.place):
-        refused(
-            one.place,
-            "",
-            f"span {key[1][:80]} is there twice, with other contents at {before.place}",
-        )
-    notes["spans that are there twice were left out"] += 1
+    def by_trace(self) -> dict[str, list[Observation]]:
+        """Observations by trace, with the log records of their spans."""
+        for log in self._logs:
+            span = self._spans.get((log.trace_id, log.id))
+            if span is None:
+                self.notes["log records without their span were left out"] += 1
+            else:
+                span.events += log.events
+        for key, span in self._spans.items():
+            self._found[key] = observed(span, self._messages)
+        traces: dict[str, list[Observation]] = {}
+        for one in self._found.values():
+            if one.ended_at is not None and one.ended_at < one.started_at:
+                self.notes["spans ended before they started, and count as ended then"] += 1
+                one.ended_at = one.started_at
+            traces.setdefault(one.trace_id, []).append(one)
+        return traces
 
 
 def _rows(path: Path, *, deep: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -208,7 +232,6 @@ def _shape(row: dict[str, Any]) -> str | None:
         row.get("traceId") or row.get("trace_id")
     ):
         return "langfuse"
-    # rows of Langfuse's traces say nothing that its observations do not
     if (
         "timestamp" in row
         and "observations" not in row
@@ -231,43 +254,3 @@ def _refuse(place: str, shape: str | None, name: str) -> None:
         f"{printable(place)}: not {wanted}.",
         "docs/formats.md says how to export from each of these, and what is read.",
     )
-
-
-def _langfuse_observation(row: dict[str, Any], place: str, messages: Messages) -> Observation:
-    """Observation of Langfuse's export, whose columns are named in two ways."""
-
-    def value(*names: str) -> Any:
-        return next((row[name] for name in names if row.get(name) is not None), None)
-
-    def identity(*names: str) -> str:
-        found = value(*names)
-        if not isinstance(found, str) or not found or len(found) > 128:
-            refused(place, names[0], "an id of at most 128 characters belongs here")
-        return found
-
-    parent = value("parentObservationId", "parent_observation_id")
-    found = Observation(
-        identity("traceId", "trace_id"),
-        identity("id"),
-        identity("parentObservationId", "parent_observation_id") if parent else None,
-        place,
-        as_text(row.get("name")),
-        started_at=seconds(value("startTime", "start_time"), place, "startTime") or 0.0,
-        ended_at=seconds(value("endTime", "end_time"), place, "endTime"),
-    )
-    told = {
-        "type": row.get("type"),
-        "input": row.get("input"),
-        "output": row.get("output"),
-        "metadata": row.get("metadata"),
-        "level": row.get("level"),
-        "status_message": value("statusMessage", "status_message"),
-        "model": value("providedModelName", "provided_model_name", "model"),
-        "model_parameters": value("modelParameters", "model_parameters"),
-        "usage_details": value("usageDetails", "usage_details", "usage"),
-        "cost_details": value("costDetails", "cost_details"),
-        "total_cost": value("totalCost", "total_cost", "calculatedTotalCost"),
-        "session_id": value("sessionId", "session_id"),
-    }
-    add_langfuse(found, told, messages)
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
@@ -43,7 +44,8 @@ _ANSWERS = "answers of calls"
 _TOOLS = "tools that calls were offered"
 _USAGE = "token counts of calls"
 _COST = "costs of calls"
-_TOOL_SPANS = "spans of tool calls, which are taken from messages, as ok unless those say otherwise"
+_NODES = "nodes or agents that made calls"
+_OUTCOMES = "outcomes of tool calls that have no span, which are taken as ok"
 _ARGUMENTS = "arguments of tool calls"
 _RESULTS = "results of tool calls"
 _TOOL_IDS = "ids of tool calls in an answer"
@@ -222,6 +224,7 @@ def _add_call(trace: _Trace, span: Observation) -> None:
     if failed:
         trace.failed.append(run.assembly.calls.pop())
         return
+    trace.missing[_NODES] += not span.node
     trace.missing[_ANSWERS] += span.answer is None
     used = call.usage
     trace.missing[_USAGE] += used is None or used.output_tokens is None
@@ -247,7 +250,9 @@ def _add_tools(trace: _Trace) -> None:
         if id_ in trace.asked and not isinstance(arguments, dict):
             arguments = trace.asked[id_][1]
         shown = trace.results.get(id_)
-        content = span.content if span.content is not None else shown.text if shown else None
+        content = span.content if span.content is not None else _failure(span)
+        if content is None and shown is not None:
+            content = shown.text
         status = span.status
         if status is None:
             failed = span.error is not None or (shown is not None and shown.status == "error")
@@ -270,7 +275,6 @@ def _add_tools(trace: _Trace) -> None:
             task=task,
             node=span.node,
             checkpoint_ns=space,
-            stderr=span.error or "",
             started_at=span.started_at,
             ended_at=ended,
             duration_seconds=ended - span.started_at,
@@ -279,7 +283,7 @@ def _add_tools(trace: _Trace) -> None:
         shown = trace.results.get(id_)
         if id_ in used or shown is None:
             continue
-        trace.missing[_TOOL_SPANS] += 1
+        trace.missing[_OUTCOMES] += shown.status != "error"
         run.tool_result(
             id_,
             name,
@@ -288,6 +292,14 @@ def _add_tools(trace: _Trace) -> None:
             content=shown.text,
             task=f"message-{content_hash(id_)[:16]}",
         )
+
+
+def _failure(span: Observation) -> str | None:
+    """Text of a span's error, with its class (None if it did not fail)."""
+    name = span.error_class.rpartition(".")[2]
+    if span.error is None or not name or name in (span.error, span.error[: len(name)]):
+        return span.error
+    return f"{name}: {span.error}"
 
 
 def _matched(trace: _Trace, span: Observation, used: set[str]) -> str:
@@ -368,8 +380,7 @@ def _end_of(trace: _Trace, root: Observation) -> TurnEnd:
         told = root.error or ("failed" if found is RunStatus.FAILED else None)
     elif root.error is not None:
         found, stop = RunStatus.FAILED, StopReason.ERROR
-        name = root.error_class.rpartition(".")[2]
-        told = f"{name}: {root.error}" if name and name not in root.error[:200] else root.error
+        told = _failure(root)
     elif root.ended_at is None:
         trace.missing[_END] += 1
         found, stop = RunStatus.ABORTED, StopReason.ABORTED
@@ -388,7 +399,7 @@ def _turns(trace: _Trace, own: list[Observation]) -> tuple[Turn, ...]:
             before=_end_of(trace, before),
             started_at=turn.started_at,
         )
-        for before, turn in zip(ordered, ordered[1:], strict=False)
+        for before, turn in pairwise(ordered)
     )
 
 

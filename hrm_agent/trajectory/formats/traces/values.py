@@ -12,10 +12,10 @@ from hrm_agent.trajectory.formats.shared.json_documents import parsed, refused
 
 __all__ = [
     "Tree",
-    "at",
     "as_float",
     "as_int",
     "as_text",
+    "at",
     "decoded",
     "elements",
     "mapping",
