@@ -27,7 +27,6 @@ from hrm_agent.trajectory.formats.traces.calls import (
 from hrm_agent.trajectory.formats.traces.langfuse import add_langfuse_span
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
-    answers_of,
     plain_text,
     tool_offers,
 )
@@ -150,9 +149,7 @@ def _add_gen_ai_call(
         }
     sent = messages.read(_either(tree, "gen_ai.input.messages", "gen_ai.prompt"), place)
     systems = _systems(at(tree, "gen_ai.system_instructions"), messages, place)
-    said = answers_of(
-        messages.read(_either(tree, "gen_ai.output.messages", "gen_ai.completion"), place)
-    )
+    said = messages.answer(_either(tree, "gen_ai.output.messages", "gen_ai.completion"), place)
     logged, chosen = _logged(events, messages, place)
     found.sent = [*systems, *sent] if sent is not None else logged or None
     found.answer = said or chosen
@@ -215,11 +212,11 @@ def _logged(
         elif event.name == "gen_ai.choice" and answer is None:
             said = mapping(row.get("message")) or row
             if "content" in said or "tool_calls" in said:
-                answer = answers_of(messages.read_one({**said, "role": "assistant"}, place))
+                answer = messages.answer({**said, "role": "assistant"}, place)
         elif event.name == "gen_ai.content.prompt":
             sent = messages.read(row.get("gen_ai.prompt"), place) or sent
         elif event.name == "gen_ai.content.completion":
-            answer = answers_of(messages.read(row.get("gen_ai.completion"), place)) or answer
+            answer = messages.answer(row.get("gen_ai.completion"), place) or answer
     return sent, answer
 
 
@@ -256,7 +253,7 @@ def _add_openinference(found: Observation, tree: Tree, messages: Messages) -> No
     match text_at(tree, "openinference.span.kind").upper():
         case "LLM":
             found.kind = Kind.MODEL
-            _add_openinference_call(found, tree, messages)
+            _add_openinference_call(found, tree, metadata, messages)
         case "TOOL":
             found.kind = Kind.TOOL
             found.name = text_at(tree, "tool.name") or found.name
@@ -275,10 +272,16 @@ def _add_openinference(found: Observation, tree: Tree, messages: Messages) -> No
                 found.result = plain_text(result, messages, place)
 
 
-def _add_openinference_call(found: Observation, tree: Tree, messages: Messages) -> None:
+def _add_openinference_call(
+    found: Observation, tree: Tree, metadata: dict[str, Any], messages: Messages
+) -> None:
     place = found.place
     asked = mapping(decoded(leaf(tree, "llm.invocation_parameters"), place))
-    found.model = text_at(asked, "model", "model_name") or text_at(tree, "llm.model_name")
+    found.model = (
+        text_at(asked, "model", "model_name")
+        or text_at(metadata, "ls_model_name")
+        or text_at(tree, "llm.model_name")
+    )
     found.answered_by = text_at(tree, "llm.model_name") or None
     found.sampling = sampling_of(asked)
     found.sent = messages.read(elements(at(tree, "llm.input_messages")) or None, place)
@@ -286,13 +289,9 @@ def _add_openinference_call(found: Observation, tree: Tree, messages: Messages) 
         prompts = elements(at(tree, "llm.prompts"))
         texts = [text_at(nested(mapping(one), place), "prompt.text") for one in prompts]
         found.sent = messages.read(texts or at(tree, "input.value"), place)
-    found.answer = answers_of(
-        messages.read(elements(at(tree, "llm.output_messages")) or None, place)
-    )
+    found.answer = messages.answer(elements(at(tree, "llm.output_messages")), place)
     if found.answer is None and not found.error:
-        value = decoded(at(tree, "output.value"), place)
-        text = value if isinstance(value, str) else None
-        found.answer = AIMessage(text) if text else None
+        found.answer = messages.answer(at(tree, "output.value"), place)
     set_reasons(found, text_at(tree, "llm.finish_reason"))
     offered = elements(at(tree, "llm.tools")) or elements(asked.get("tools"))
     # these libraries write all parameters of a request

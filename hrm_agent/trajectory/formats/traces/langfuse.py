@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from langchain_core.messages import AIMessage
-
 from hrm_agent.trajectory.formats.shared.json_documents import refused
 from hrm_agent.trajectory.formats.traces.calls import (
     add_place,
@@ -18,7 +16,6 @@ from hrm_agent.trajectory.formats.traces.calls import (
 )
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
-    answers_of,
     plain_text,
     tool_offers,
 )
@@ -168,11 +165,7 @@ def _add_call(
     elif rows and found.tools is None and metadata.get("ls_integration") is not None:
         found.tools = []
     found.sent = messages.read(given, place)
-    output = decoded(row.get("output"), place)
-    if isinstance(output, str):
-        found.answer = AIMessage(output) if output and not found.error else None
-    else:
-        found.answer = answers_of(messages.read(output, place))
+    found.answer = None if found.error else messages.answer(row.get("output"), place)
     usage = {
         name: as_int(value)
         for name, value in mapping(decoded(row.get("usage_details"), place)).items()

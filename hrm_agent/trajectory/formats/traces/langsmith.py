@@ -19,7 +19,6 @@ from hrm_agent.trajectory.formats.traces.calls import (
 )
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
-    answers_of,
     plain_text,
     tool_offers,
 )
@@ -125,18 +124,13 @@ def _add_call(
     first = mapping(elements(first)[0] if elements(first) else first)
     said = mapping(first.get("message"))
     if said:
-        found.answer = answers_of(messages.read_one(said, place))
+        found.answer = messages.answer(said, place)
     elif isinstance(first.get("text"), str):
         found.answer = AIMessage(first["text"])
     else:
         choice = mapping(next(iter(elements(at(outputs, "choices"))), None))
         said = mapping(choice.get("message")) or mapping(at(outputs, "message"))
-        several = messages.read(at(outputs, "messages"), place)
-        found.answer = (
-            answers_of(messages.read_one({"role": "assistant", **said}, place))
-            if said
-            else answers_of(several) or answers_of(messages.read(outputs or None, place))
-        )
+        found.answer = messages.answer(said or outputs, place)
         set_reasons(found, choice.get("finish_reason"))
     set_reasons(found, mapping(first.get("generation_info")).get("finish_reason"))
     found.model = text_at(metadata, "ls_model_name") or text_at(asked, "model", "model_name")

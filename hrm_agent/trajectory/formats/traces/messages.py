@@ -31,7 +31,7 @@ from hrm_agent.trajectory.formats.traces.values import (
 )
 from hrm_agent.trajectory.words import REASONING
 
-__all__ = ["Messages", "answers_of", "plain_text", "tool_offers"]
+__all__ = ["Messages", "plain_text", "tool_offers"]
 
 _ROLES = {
     "user": "human",
@@ -97,6 +97,26 @@ class Messages:
                 found += self.read_one(cast("dict[str, Any]", row), place)
         return found
 
+    def answer(self, value: Any, place: str) -> AIMessage | None:
+        """First answer in a span's output, whatever its role is called (None if there is none)."""
+        value = decoded(value, place)
+        if isinstance(value, str):
+            return AIMessage(value) if value else None
+        held = mapping(value)
+        if isinstance(held.get("messages"), list):
+            return self.answer(held["messages"], place)
+        rows = [mapping(one) for one in elements(value)] or [held]
+        for row in map(_opened, rows):
+            if _is_message(row) or "content" in row or "tool_calls" in row:
+                known = _ROLES.get(str(row.get("role") or row.get("type")))
+                if known in ("human", "system", "tool"):
+                    continue
+                said = row if known == "ai" else {**row, "role": "assistant"}
+                return next(
+                    (one for one in self.read_one(said, place) if isinstance(one, AIMessage)), None
+                )
+        return None
+
     def read_one(self, row: dict[str, Any], place: str) -> list[BaseMessage]:
         """Message of a row; several if it holds the results of several tools."""
         key = json.dumps(row, sort_keys=True, default=str)
@@ -106,11 +126,6 @@ class Messages:
             except ValidationError as error:
                 refused_field(error, place, "message")
         return self._known[key]
-
-
-def answers_of(messages: list[BaseMessage] | None) -> AIMessage | None:
-    """First answer among messages (None if there is none)."""
-    return next((one for one in messages or () if isinstance(one, AIMessage)), None)
 
 
 def _is_message(row: dict[str, Any]) -> bool:

@@ -205,6 +205,7 @@ def _add_call(trace: _Trace, span: Observation) -> None:
         call_index=index,
         request_hash=content_hash("imported", run.assembly.id, task, index),
         answered_by=span.answered_by,
+        policy_version=as_int(span.ours.get("policy_version")) or 0,
         sampling_sent=span.sampling,
         finish_reason=span.finish_reason,
         started_at=span.started_at,
@@ -357,6 +358,7 @@ def _finished(trace: _Trace, calls: list[Observation], format_name: str) -> Traj
         error=end.error,
         answer=end.answer,
         turns=_turns(trace, own),
+        policy_version=as_int(ours.get("policy_version")) or 0,
         rewards=rewards,
         failed_calls=tuple(trace.failed),
     )
