@@ -10,7 +10,8 @@ and the same command continues. A trajectory that is already recorded unchanged 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, deque
+from itertools import islice
 from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Parser
@@ -56,8 +57,9 @@ def run(words: list[str]) -> int:
     )
     arguments = parser.read(words)
     origin = Origin(arguments.policy, arguments.raw_logprobs)
-    # an invalid file must not create a store
-    next(import_from(arguments.file, arguments.format, origin), None)
+    # an invalid file must not create a store; of one file, its first trajectory is enough
+    checked = import_from(arguments.file, arguments.format, origin)
+    deque(islice(checked, 1 if len(arguments.file) == 1 else None), maxlen=0)
     with open_store(arguments.store) as store:
         for trajectory in import_from(arguments.file, arguments.format, origin):
             if not _is_on_record(store, trajectory):
