@@ -139,7 +139,7 @@ def langfuse(name: str, folder: Path) -> None:
 
 
 def untraced(name: str, folder: Path) -> None:
-    """No tracing."""
+    """Run an agent without tracing."""
     del folder
     asyncio.run(ask(name))
 

@@ -24,13 +24,13 @@ from hrm_agent.trajectory.formats.traces.calls import (
     usage_at,
     with_usage,
 )
+from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.langfuse import add_langfuse_span
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
     plain_text,
     tool_offers,
 )
-from hrm_agent.trajectory.formats.traces.observation import Kind, Observation
 from hrm_agent.trajectory.formats.traces.otlp import Event, Span
 from hrm_agent.trajectory.formats.traces.values import (
     Tree,
@@ -58,10 +58,10 @@ _DETAILS = "gen_ai.client.inference.operation.details"
 """Event, or log record, with a call's messages as attributes."""
 
 
-def observed(span: Span, messages: Messages) -> Observation:
-    """Observation of a span."""
+def observed(span: Span, messages: Messages) -> ForeignSpan:
+    """Common form of a span."""
     tree = nested(span.attributes, span.place)
-    found = Observation(
+    found = ForeignSpan(
         span.trace_id,
         span.id,
         span.parent,
@@ -93,7 +93,7 @@ def observed(span: Span, messages: Messages) -> Observation:
 # OpenTelemetry's conventions
 
 
-def _add_gen_ai(found: Observation, tree: Tree, events: list[Event], messages: Messages) -> None:
+def _add_gen_ai(found: ForeignSpan, tree: Tree, events: list[Event], messages: Messages) -> None:
     operation = text_at(tree, "gen_ai.operation.name")
     task = text_at(tree, "traceloop.span.kind")
     properties = mapping(at(tree, "traceloop.association.properties"))
@@ -128,7 +128,7 @@ def _either(tree: Tree, *paths: str) -> Any:
 
 
 def _add_gen_ai_call(
-    found: Observation, tree: Tree, events: list[Event], messages: Messages
+    found: ForeignSpan, tree: Tree, events: list[Event], messages: Messages
 ) -> None:
     place = found.place
     found.model = text_at(tree, "gen_ai.request.model", "gen_ai.response.model")
@@ -220,7 +220,7 @@ def _logged(
     return sent, answer
 
 
-def _add_gen_ai_tool(found: Observation, tree: Tree, messages: Messages) -> None:
+def _add_gen_ai_tool(found: ForeignSpan, tree: Tree, messages: Messages) -> None:
     place = found.place
     found.name = text_at(tree, "gen_ai.tool.name", "traceloop.entity.name") or found.name
     found.tool_call_id = text_at(tree, "gen_ai.tool.call.id")
@@ -242,7 +242,7 @@ def _add_gen_ai_tool(found: Observation, tree: Tree, messages: Messages) -> None
 # OpenInference
 
 
-def _add_openinference(found: Observation, tree: Tree, messages: Messages) -> None:
+def _add_openinference(found: ForeignSpan, tree: Tree, messages: Messages) -> None:
     place = found.place
     metadata = mapping(decoded(leaf(tree, "metadata"), place)) or mapping(at(tree, "metadata"))
     found.node = text_at(tree, "graph.node.id")[:LONGEST_NAME]
@@ -273,7 +273,7 @@ def _add_openinference(found: Observation, tree: Tree, messages: Messages) -> No
 
 
 def _add_openinference_call(
-    found: Observation, tree: Tree, metadata: dict[str, Any], messages: Messages
+    found: ForeignSpan, tree: Tree, metadata: dict[str, Any], messages: Messages
 ) -> None:
     place = found.place
     asked = mapping(decoded(leaf(tree, "llm.invocation_parameters"), place))

@@ -10,8 +10,8 @@ from typing import Any
 from langchain_core.messages import AIMessage
 
 from hrm_agent.langgraph_format import namespace_parts, task_of_namespace
+from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan
 from hrm_agent.trajectory.formats.traces.messages import Messages
-from hrm_agent.trajectory.formats.traces.observation import Observation
 from hrm_agent.trajectory.formats.traces.values import (
     Tree,
     as_float,
@@ -43,7 +43,7 @@ _LONGEST_NAMESPACE = 2000
 _OTHER_SAMPLING = ("top_k", "frequency_penalty", "presence_penalty", "reasoning_effort")
 
 
-def add_place(found: Observation, metadata: dict[str, Any]) -> None:
+def add_place(found: ForeignSpan, metadata: dict[str, Any]) -> None:
     """Add LangGraph's place of a run, from the metadata that its callbacks are given."""
     found.node = found.node or text_at(metadata, "langgraph_node")[:LONGEST_NAME]
     space = text_at(metadata, "langgraph_checkpoint_ns", "checkpoint_ns")
@@ -131,14 +131,14 @@ def with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
     return answer.model_copy(update=facts) if facts else answer
 
 
-def set_tool_result(found: Observation, output: Any, messages: Messages) -> None:
+def set_tool_result(found: ForeignSpan, output: Any, messages: Messages) -> None:
     """Set a tool call's result from a span's output: a tool's message, or any value."""
     output = decoded(output, found.place)
     for _ in range(3):
         held = mapping(output)
         if "output" in held and "type" not in held and "role" not in held:
             output = decoded(held["output"], found.place)
-    if output is None:
+    if output is None or (found.error is not None and not output):
         return
     held = mapping(output)
     read = (
@@ -161,7 +161,7 @@ def set_tool_result(found: Observation, output: Any, messages: Messages) -> None
         found.status = found.status or (ToolStatus.ERROR if found.error else ToolStatus.OK)
 
 
-def set_reasons(found: Observation, *reasons: Any) -> None:
+def set_reasons(found: ForeignSpan, *reasons: Any) -> None:
     """Set the finish reason from a provider's words."""
     words = {as_text(one).lower() for one in reasons}
     if words & _CUT:

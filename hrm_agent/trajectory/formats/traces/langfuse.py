@@ -14,12 +14,12 @@ from hrm_agent.trajectory.formats.traces.calls import (
     set_tool_result,
     with_usage,
 )
+from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
     plain_text,
     tool_offers,
 )
-from hrm_agent.trajectory.formats.traces.observation import Kind, Observation
 from hrm_agent.trajectory.formats.traces.values import (
     Tree,
     as_float,
@@ -39,14 +39,14 @@ __all__ = ["add_langfuse_span", "langfuse_observation"]
 _LONGEST_ID = 128
 
 
-def add_langfuse_span(found: Observation, tree: Tree, messages: Messages) -> None:
+def add_langfuse_span(found: ForeignSpan, tree: Tree, messages: Messages) -> None:
     """Add the attributes of a span of Langfuse's client."""
     observation = mapping(at(tree, "langfuse.observation"))
     _add(found, _row(observation, tree), messages)
 
 
-def langfuse_observation(row: dict[str, Any], place: str, messages: Messages) -> Observation:
-    """Observation of Langfuse's export, whose columns are named in two ways."""
+def langfuse_observation(row: dict[str, Any], place: str, messages: Messages) -> ForeignSpan:
+    """Common form of an observation of Langfuse's export, whose columns are named in two ways."""
 
     def value(*names: str) -> Any:
         return next((row[name] for name in names if row.get(name) is not None), None)
@@ -58,7 +58,7 @@ def langfuse_observation(row: dict[str, Any], place: str, messages: Messages) ->
         return found
 
     parent = value("parentObservationId", "parent_observation_id")
-    found = Observation(
+    found = ForeignSpan(
         identity("traceId", "trace_id"),
         identity("id"),
         identity("parentObservationId", "parent_observation_id") if parent else None,
@@ -111,7 +111,7 @@ def _row(observation: Tree, tree: Tree) -> dict[str, Any]:
     }
 
 
-def _add(found: Observation, row: dict[str, Any], messages: Messages) -> None:
+def _add(found: ForeignSpan, row: dict[str, Any], messages: Messages) -> None:
     """Add the fields of an observation of Langfuse, by the names of its export."""
     place = found.place
     metadata = mapping(decoded(row.get("metadata"), place))
@@ -139,7 +139,7 @@ def _add(found: Observation, row: dict[str, Any], messages: Messages) -> None:
 
 
 def _add_call(
-    found: Observation, row: dict[str, Any], metadata: dict[str, Any], messages: Messages
+    found: ForeignSpan, row: dict[str, Any], metadata: dict[str, Any], messages: Messages
 ) -> None:
     place = found.place
     requested = as_text(decoded(metadata.get("ls_model_name"), place))

@@ -17,12 +17,12 @@ from hrm_agent.trajectory.formats.traces.calls import (
     set_tool_result,
     with_usage,
 )
+from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
     plain_text,
     tool_offers,
 )
-from hrm_agent.trajectory.formats.traces.observation import Kind, Observation
 from hrm_agent.trajectory.formats.traces.values import (
     as_float,
     as_int,
@@ -42,14 +42,14 @@ _LONGEST_ID = 128
 _ERROR_CLASS = re.compile(r"([A-Za-z_][\w.]{0,120})\((.*)\)\s*\Z", re.DOTALL)
 
 
-def langsmith_run(row: dict[str, Any], place: str, messages: Messages) -> Observation:
-    """Observation of a run."""
+def langsmith_run(row: dict[str, Any], place: str, messages: Messages) -> ForeignSpan:
+    """Common form of a run."""
     run_id = _id(row, "id", place)
     parent = _id(row, "parent_run_id", place) if row.get("parent_run_id") else None
     trace = (
         _id(row, "trace_id", place) if row.get("trace_id") else _first(row, run_id, parent, place)
     )
-    found = Observation(
+    found = ForeignSpan(
         trace,
         run_id,
         parent,
@@ -108,7 +108,7 @@ def _first(row: dict[str, Any], run_id: str, parent: str | None, place: str) -> 
 
 
 def _add_call(
-    found: Observation,
+    found: ForeignSpan,
     row: dict[str, Any],
     inputs: Any,
     outputs: Any,

@@ -50,20 +50,32 @@ class Event:
 
 @dataclass(slots=True)
 class Span:
-    """Span of a file. `is_log`: log record, whose only event belongs to the span of this id."""
+    """Span of a file, or a log record, which is an event of the span with this id."""
 
     trace_id: str
+    """Id of the trace, in hex digits."""
     id: str
+    """Id of the span, in hex digits."""
     parent: str | None
+    """Id of the enclosing span (None for a root)."""
     name: str
+    """Name of the span."""
     place: str
+    """Place in the file, for messages."""
     started_at: float = 0.0
+    """Unix time in seconds."""
     ended_at: float | None = None
+    """Unix time in seconds (None: the file has no end)."""
     failed: bool = False
+    """True if the status is an error."""
     message: str = ""
+    """Text of the status."""
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Attributes by name."""
     events: list[Event] = field(default_factory=list[Event])
+    """Events; of a log record, the record itself."""
     is_log: bool = False
+    """True for a log record."""
 
 
 def is_protobuf(head: bytes) -> bool:

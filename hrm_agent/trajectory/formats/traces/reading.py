@@ -21,10 +21,10 @@ from hrm_agent.trajectory.formats.shared.json_documents import (
 )
 from hrm_agent.trajectory.formats.shared.token_runs import Origin
 from hrm_agent.trajectory.formats.traces.attributes import observed
+from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan
 from hrm_agent.trajectory.formats.traces.langfuse import langfuse_observation
 from hrm_agent.trajectory.formats.traces.langsmith import langsmith_run
 from hrm_agent.trajectory.formats.traces.messages import Messages
-from hrm_agent.trajectory.formats.traces.observation import Observation
 from hrm_agent.trajectory.formats.traces.otlp import (
     Span,
     is_protobuf,
@@ -123,7 +123,7 @@ class _Collection:
         self._messages = Messages()
         self._spans: dict[tuple[str, str], Span] = {}
         self._logs: list[Span] = []
-        self._found: dict[tuple[str, str], Observation] = {}
+        self._found: dict[tuple[str, str], ForeignSpan] = {}
 
     def add(self, row: dict[str, Any], place: str) -> None:
         """Add the spans of a row."""
@@ -165,7 +165,7 @@ class _Collection:
             )
         self.notes["spans that are there twice were left out"] += 1
 
-    def by_trace(self) -> dict[str, list[Observation]]:
+    def by_trace(self) -> dict[str, list[ForeignSpan]]:
         """Observations by trace, with the log records of their spans."""
         for log in self._logs:
             span = self._spans.get((log.trace_id, log.id))
@@ -175,7 +175,7 @@ class _Collection:
                 span.events += log.events
         for key, span in self._spans.items():
             self._found[key] = observed(span, self._messages)
-        traces: dict[str, list[Observation]] = {}
+        traces: dict[str, list[ForeignSpan]] = {}
         for one in self._found.values():
             if one.ended_at is not None and one.ended_at < one.started_at:
                 self.notes["spans ended before they started, and count as ended then"] += 1

@@ -18,7 +18,7 @@ from hrm_agent.langgraph_format import task_of_namespace
 from hrm_agent.trajectory.formats.shared.json_documents import refused
 from hrm_agent.trajectory.formats.shared.message_runs import ForeignRun
 from hrm_agent.trajectory.formats.shared.token_runs import Origin
-from hrm_agent.trajectory.formats.traces.observation import Kind, Observation
+from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.values import as_float, as_int, mapping, text_at
 from hrm_agent.trajectory.ids import NOT_RECORDED, call_id, content_hash, tool_record_id
 from hrm_agent.trajectory.schema import (
@@ -58,9 +58,9 @@ class _Trace:
     """Trace while its trajectory is made."""
 
     run: ForeignRun
-    spans: list[Observation]
+    spans: list[ForeignSpan]
     """All spans, each after its parent."""
-    roots: list[Observation]
+    roots: list[ForeignSpan]
     """Spans without a parent in the file, by start."""
     missing: Counter[str] = field(default_factory=Counter[str])
     failed: list[Call] = field(default_factory=list[Call])
@@ -81,7 +81,7 @@ def missing_parts(trajectory: Trajectory) -> Counter[str]:
 
 
 def trajectory_of(
-    spans: Sequence[Observation], origin: Origin, format_name: str
+    spans: Sequence[ForeignSpan], origin: Origin, format_name: str
 ) -> Trajectory | None:
     """Trajectory of all spans of a trace (None if no span is a model call)."""
     ordered, roots, orphans = _parents_first(spans)
@@ -105,19 +105,19 @@ def trajectory_of(
     return _finished(trace, sorted(calls, key=_start), format_name)
 
 
-def _start(span: Observation) -> tuple[float, str]:
+def _start(span: ForeignSpan) -> tuple[float, str]:
     return span.started_at, span.id
 
 
 def _parents_first(
-    spans: Sequence[Observation],
-) -> tuple[list[Observation], list[Observation], int]:
+    spans: Sequence[ForeignSpan],
+) -> tuple[list[ForeignSpan], list[ForeignSpan], int]:
     """Spans, each after its parent; the roots by start; number of spans whose parent is missing.
     Raises `StoreError` for a span that is its own ancestor.
     """
     known = {span.id for span in spans}
-    inside: defaultdict[str, list[Observation]] = defaultdict(list)
-    roots: list[Observation] = []
+    inside: defaultdict[str, list[ForeignSpan]] = defaultdict(list)
+    roots: list[ForeignSpan] = []
     orphans = 0
     for span in spans:
         if span.parent is None or span.parent not in known:
@@ -126,7 +126,7 @@ def _parents_first(
         else:
             inside[span.parent].append(span)
     roots.sort(key=lambda span: (span.parent is not None, *_start(span)))
-    ordered: list[Observation] = []
+    ordered: list[ForeignSpan] = []
     waiting = list(roots)
     while waiting:
         ordered += waiting
@@ -138,12 +138,12 @@ def _parents_first(
     return ordered, roots, orphans
 
 
-def _outermost(ordered: list[Observation], kind: Kind) -> list[Observation]:
+def _outermost(ordered: list[ForeignSpan], kind: Kind) -> list[ForeignSpan]:
     """Spans of a kind that are in no other one: a client's span inside of LangChain's is the same
     call.
     """
     within: set[str] = set()
-    found: list[Observation] = []
+    found: list[ForeignSpan] = []
     for span in ordered:
         inside = span.parent in within
         if span.kind is kind or inside:
@@ -153,7 +153,7 @@ def _outermost(ordered: list[Observation], kind: Kind) -> list[Observation]:
     return found
 
 
-def _add_places(ordered: list[Observation]) -> None:
+def _add_places(ordered: list[ForeignSpan]) -> None:
     """Add the agent, and the task of own spans, of the spans around each span."""
     agents: dict[str, str] = {}
     spaces: dict[str, str] = {}
@@ -172,7 +172,7 @@ def _add_places(ordered: list[Observation]) -> None:
             span.node = span.node or agent or text_at(span.ours, "role")
 
 
-def _add_call(trace: _Trace, span: Observation) -> None:
+def _add_call(trace: _Trace, span: ForeignSpan) -> None:
     run = trace.run
     task = task_of_namespace(span.checkpoint_ns) if span.checkpoint_ns else f"call-{span.id}"
     index = trace.in_task[task]
@@ -295,7 +295,7 @@ def _add_tools(trace: _Trace) -> None:
         )
 
 
-def _failure(span: Observation) -> str | None:
+def _failure(span: ForeignSpan) -> str | None:
     """Text of a span's error, with its class (None if it did not fail)."""
     name = span.error_class.rpartition(".")[2]
     if span.error is None or not name or name in (span.error, span.error[: len(name)]):
@@ -303,7 +303,7 @@ def _failure(span: Observation) -> str | None:
     return f"{name}: {span.error}"
 
 
-def _matched(trace: _Trace, span: Observation, used: set[str]) -> str:
+def _matched(trace: _Trace, span: ForeignSpan, used: set[str]) -> str:
     """Id of the call in an answer that a tool span without an id belongs to: the first one with the
     same name and arguments, or the only one with the same name; empty if there is none.
     """
@@ -319,7 +319,7 @@ def _matched(trace: _Trace, span: Observation, used: set[str]) -> str:
     return named[0][0] if len(named) == 1 else ""
 
 
-def _finished(trace: _Trace, calls: list[Observation], format_name: str) -> Trajectory:
+def _finished(trace: _Trace, calls: list[ForeignSpan], format_name: str) -> Trajectory:
     run = trace.run
     own = [root for root in trace.roots if root.ours]
     main = own[0] if own else trace.roots[0]
@@ -368,7 +368,7 @@ def _is_human(message: BaseMessage) -> bool:
     return isinstance(message, HumanMessage)
 
 
-def _end_of(trace: _Trace, root: Observation) -> TurnEnd:
+def _end_of(trace: _Trace, root: ForeignSpan) -> TurnEnd:
     status = text_at(root.ours, "status")
     reason = text_at(root.ours, "stop_reason")
     last = trace.run.assembly.calls[-1] if trace.run.assembly.calls else None
@@ -391,7 +391,7 @@ def _end_of(trace: _Trace, root: Observation) -> TurnEnd:
     return TurnEnd(status=found, stop_reason=stop, error=told, answer=answer)
 
 
-def _turns(trace: _Trace, own: list[Observation]) -> tuple[Turn, ...]:
+def _turns(trace: _Trace, own: list[ForeignSpan]) -> tuple[Turn, ...]:
     """Turns of a conversation of this project, each of which has a root."""
     ordered = sorted(own, key=_start)
     return tuple(

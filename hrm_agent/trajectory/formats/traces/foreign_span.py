@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from hrm_agent.trajectory.schema import FinishReason, SentSampling, ToolStatus
 
-__all__ = ["Kind", "Observation"]
+__all__ = ["ForeignSpan", "Kind"]
 
 
 class Kind(StrEnum):
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 @dataclass(slots=True)
-class Observation:
+class ForeignSpan:
     """Span of any format. Fields that the file does not give are None or empty."""
 
     trace_id: str
