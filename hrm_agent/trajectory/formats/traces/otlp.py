@@ -103,12 +103,11 @@ def protobuf_messages(data: bytes, place: str) -> Iterator[dict[str, Any]]:
             message = kind()
             try:
                 message.ParseFromString(part)
-                # Spans and log records have different types in the same places, so that a message
-                # of the other kind fails, or keeps fields that it does not know.
-                if message.ByteSize() == len(part):
-                    found.append(MessageToDict(message))
+                found.append(MessageToDict(message))
             except (DecodeError, UnicodeDecodeError, ValueError, RecursionError):
                 continue
+        # Spans and log records have different types in the same places, so that a message of the
+        # other kind has no ids.
         fitting = [one for one in found if _has_ids(one)]
         if not fitting:
             refused(f"{place}: message {number}", "", "it is no OTLP message in protobuf")

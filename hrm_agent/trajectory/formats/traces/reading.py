@@ -226,7 +226,7 @@ def _shape(row: dict[str, Any]) -> str | None:
         return "otlp"
     if "run_type" in row:
         return "langsmith"
-    if isinstance(row.get("context"), dict) or "context.trace_id" in row:
+    if "trace_id" in mapping(row.get("context")) or "context.trace_id" in row:
         return "span"
     if as_text(row.get("type")).lower() in _LANGFUSE_TYPES and (
         row.get("traceId") or row.get("trace_id")

@@ -6,6 +6,7 @@ What the trace does not have is not made up. It is counted by name in
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -243,9 +244,11 @@ def _add_tools(trace: _Trace) -> None:
     run = trace.run
     spans = sorted((span for span in trace.spans if span.kind is Kind.TOOL), key=_start)
     taken: set[str] = set()
+    unmatched = _Unmatched(trace.asked)
     used: set[str] = set()
     for span in spans:
-        id_ = span.tool_call_id or _matched(trace, span, used)
+        id_ = span.tool_call_id or unmatched.fitting(span)
+        unmatched.take(id_)
         used.add(id_)
         arguments = span.arguments
         if id_ in trace.asked and not isinstance(arguments, dict):
@@ -303,20 +306,41 @@ def _failure(span: ForeignSpan) -> str | None:
     return f"{name}: {span.error}"
 
 
-def _matched(trace: _Trace, span: ForeignSpan, used: set[str]) -> str:
-    """Id of the call in an answer that a tool span without an id belongs to: the first one with the
-    same name and arguments, or the only one with the same name; empty if there is none.
-    """
-    named = [
-        (id_, arguments)
-        for id_, (name, arguments) in trace.asked.items()
-        if name == span.name and id_ not in used
-    ]
-    # LangChain's callbacks are given the arguments as the text of a Python dict
-    equal = [id_ for id_, given in named if span.arguments in (given, str(given))]
-    if equal:
-        return equal[0]
-    return named[0][0] if len(named) == 1 else ""
+class _Unmatched:
+    """Tool calls of answers whose span is not yet known, by name and by arguments."""
+
+    def __init__(self, asked: dict[str, tuple[str, dict[str, Any]]]) -> None:
+        self._by_name: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self._by_arguments: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+        self._keys: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for id_, (name, arguments) in asked.items():
+            # LangChain's callbacks are given the arguments as the text of a Python dict
+            self._keys[id_] = name, (_key(arguments), str(arguments))
+            self._by_name[name][id_] = None
+            for key in self._keys[id_][1]:
+                self._by_arguments[name, key][id_] = None
+
+    def take(self, id_: str) -> None:
+        """Mark a call as known."""
+        name, keys = self._keys.pop(id_, ("", ()))
+        self._by_name[name].pop(id_, None)
+        for key in keys:
+            self._by_arguments[name, key].pop(id_, None)
+
+    def fitting(self, span: ForeignSpan) -> str:
+        """Id of the call of a tool span without an id: the first one with the same name and
+        arguments, or the only one with the same name; empty if there is none.
+        """
+        named = self._by_name.get(span.name, {})
+        key = span.arguments if isinstance(span.arguments, str) else _key(span.arguments)
+        equal = self._by_arguments.get((span.name, key), {})
+        if equal:
+            return next(iter(equal))
+        return next(iter(named)) if len(named) == 1 else ""
+
+
+def _key(arguments: Any) -> str:
+    return json.dumps(arguments, sort_keys=True, default=str)
 
 
 def _finished(trace: _Trace, calls: list[ForeignSpan], format_name: str) -> Trajectory:

@@ -142,8 +142,8 @@ def seconds(value: Any, place: str, name: str) -> float | None:
     if value is None or value in ("", 0, "0"):
         return None
     moment: float | None = None
-    if isinstance(value, int) or (isinstance(value, str) and value.isdigit() and len(value) < 25):
-        moment = int(value) / 1e9
+    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
+        moment = int(str(value)[:24]) / 1e9  # longer ones are out of range as well
     elif isinstance(value, str):
         try:
             found = datetime.fromisoformat(_LONG_FRACTION.sub(r"\1", value[:64]))

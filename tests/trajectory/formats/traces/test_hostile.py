@@ -48,6 +48,7 @@ RUN: Row = {
         (message(span("1", NEWEST, spanId="")), "spanId: an id of at most 128"),
         (message(span("1", NEWEST, traceId="a" * 200)), "traceId: an id of at most 128"),
         (message(span("1", NEWEST, startTimeUnixNano="9" * 24)), "is no time from 1970"),
+        (message(span("1", NEWEST, startTimeUnixNano=10**400)), "is no time from 1970"),
         (message(span("1", NEWEST, startTimeUnixNano="-5")), "is no time from 1970"),
         (
             message({**span("1", {}), "attributes": [{"key": "a", "value": deep(40)}]}),
