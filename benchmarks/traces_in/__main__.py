@@ -10,9 +10,6 @@ projects. Their own exporters send to receivers on this machine. The same run is
 compared. `--libraries` is the interpreter of an environment with these libraries, and without it
 they are installed into a temporary one.
 
-OpenLLMetry for LangChain and `record` both replace LangGraph's entry points, so that this program
-is traced and recorded in two runs; the model's answers are the same.
-
 Langfuse has no server here, so its export is made from the spans that its client sent, with the
 fields that its documentation lists (`langfuse_export`).
 """
@@ -52,8 +49,6 @@ LIBRARIES = (
     "opentelemetry-instrumentation-openai-v2==2.4b0",
     "opentelemetry-util-genai==0.4b0",  # later ones lack a module that openai-v2 imports
 )
-APART = {"traceloop_langchain"}
-"""Exporters whose programs are traced and recorded in two runs."""
 FORMATS = {
     "langsmith": "langsmith",
     "langfuse": "langfuse",
@@ -129,33 +124,32 @@ def installed(folder: Path) -> Path:
 def traced(python: Path, exporter: str, agent: str, place: Path) -> list[Path]:
     """Run an agent, traced and recorded. Return the files of the trace."""
     program = [str(python), "-m", "benchmarks.traces_in.program", exporter, agent, str(place)]
-    store = place / "recorded.db"
-    record = [str(python), "-m", "hrm_agent", "record", "--store", str(store), "--"]
-    ways = [[*record, *program]]
-    if exporter in APART:
-        ways = [program, [*record, *program[:3], "untraced", *program[4:]]]
-    files: list[Path] = []
-    for words in ways:
-        calls = 2 if agent == "parallel_tools" else 1
-        with ProviderServer(cost=0.25, text=answer, calls=calls) as server, receiving() as receiver:
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(PROJECT),
-                "OPENAI_BASE_URL": f"{server.url}/v1",
-                "OPENAI_API_KEY": "none",
-                "RECEIVER": receiver.url,
-                "LANGSMITH_TRACING": "false",
-            }
-            done = subprocess.run(
-                words, env=environment, cwd=PROJECT, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                print(f"{exporter} {agent}: {done.stderr[-1500:]}", file=sys.stderr)
-            files += write_otlp(receiver, place)
-            if receiver.runs:
-                runs = place / "runs.jsonl"
-                runs.write_text("".join(f"{json.dumps(one)}\n" for one in receiver.runs.values()))
-                files.append(runs)
+    record = [str(python), "-m", "hrm_agent", "record", "--store", str(place / "recorded.db")]
+    calls = 2 if agent == "parallel_tools" else 1
+    with ProviderServer(cost=0.25, text=answer, calls=calls) as server, receiving() as receiver:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(PROJECT),
+            "OPENAI_BASE_URL": f"{server.url}/v1",
+            "OPENAI_API_KEY": "none",
+            "RECEIVER": receiver.url,
+            "LANGSMITH_TRACING": "false",
+        }
+        done = subprocess.run(
+            [*record, "--", *program],
+            env=environment,
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            print(f"{exporter} {agent}: {done.stderr[-1500:]}", file=sys.stderr)
+        files = write_otlp(receiver, place)
+        if receiver.runs:
+            runs = place / "runs.jsonl"
+            runs.write_text("".join(f"{json.dumps(one)}\n" for one in receiver.runs.values()))
+            files.append(runs)
     return [*files, *place.glob("console.json")]
 
 

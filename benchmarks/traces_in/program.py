@@ -138,12 +138,6 @@ def langfuse(name: str, folder: Path) -> None:
     client.shutdown()
 
 
-def untraced(name: str, folder: Path) -> None:
-    """Run an agent without tracing."""
-    del folder
-    asyncio.run(ask(name))
-
-
 EXPORTERS: dict[str, Callable[[str, Path], None]] = {
     one.__name__: one
     for one in (
@@ -161,4 +155,4 @@ EXPORTERS: dict[str, Callable[[str, Path], None]] = {
 """Exporter by name."""
 
 if __name__ == "__main__":
-    {**EXPORTERS, "untraced": untraced}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    EXPORTERS[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))

@@ -1,8 +1,8 @@
 """Files that the libraries' own exporters wrote of agents, and the record of the same run.
 
 `benchmarks/traces_in` made them: OpenInference for LangChain 0.1.80, OpenLLMetry for LangChain
-0.62.4 (traced and recorded in two runs), OpenTelemetry for OpenAI 2.4b0 with log records, the SDK's
-console exporter 1.45.2, langsmith 0.15.1 and langfuse 5.0.4.
+0.62.4, OpenTelemetry for OpenAI 2.4b0 with log records, the SDK's console exporter 1.45.2,
+langsmith 0.15.1 and langfuse 5.0.4.
 """
 
 from __future__ import annotations
