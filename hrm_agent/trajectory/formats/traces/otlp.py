@@ -33,7 +33,6 @@ _SIGNALS = {
 }
 _LONGEST_ID = 128
 _ERROR = ("2", "STATUS_CODE_ERROR", "ERROR")
-_DEEPEST = 64
 
 
 @dataclass(slots=True)
@@ -186,7 +185,7 @@ def otlp_rows(row: dict[str, Any], place: str) -> Iterator[Span]:
 def _log(row: dict[str, Any], place: str) -> Span:
     attributes = _attributes(row.get("attributes"), place)
     name = as_text(row.get("eventName")) or as_text(attributes.get("event.name"))
-    body = _value(row.get("body"), place, 0)
+    body = _value(row.get("body"), place)
     moment = row.get("timeUnixNano") or row.get("observedTimeUnixNano")
     at = seconds(moment, place, "timeUnixNano") or 0.0
     event = Event(name, {**attributes, **mapping(body)}, at)
@@ -204,14 +203,13 @@ def _log(row: dict[str, Any], place: str) -> Span:
 def _attributes(value: Any, place: str) -> dict[str, Any]:
     """Attributes by name, of OTLP's list of keys and values."""
     return {
-        as_text(one.get("key")): _value(one.get("value"), place, 0)
+        as_text(one.get("key")): _value(one.get("value"), place)
         for one in map(mapping, elements(value))
     }
 
 
-def _value(value: Any, place: str, level: int) -> Any:
-    if level > _DEEPEST:
-        refused(place, "attributes", f"a value is nested more than {_DEEPEST} levels deep")
+def _value(value: Any, place: str) -> Any:
+    """Value of OTLP's JSON form. Its nesting is bounded by the reader of the file."""
     held = mapping(value)
     for kind, one in held.items():
         match kind:
@@ -221,12 +219,10 @@ def _value(value: Any, place: str, level: int) -> Any:
                     refused(place, "attributes", f"{text[:40]!r} is no whole number")
                 return int(text)
             case "arrayValue":
-                return [
-                    _value(each, place, level + 1) for each in elements(mapping(one).get("values"))
-                ]
+                return [_value(each, place) for each in elements(mapping(one).get("values"))]
             case "kvlistValue":
                 return {
-                    as_text(each.get("key")): _value(each.get("value"), place, level + 1)
+                    as_text(each.get("key")): _value(each.get("value"), place)
                     for each in map(mapping, elements(mapping(one).get("values")))
                 }
             case _:

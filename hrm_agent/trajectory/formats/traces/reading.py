@@ -179,7 +179,6 @@ class _Collection:
         for one in self._found.values():
             if one.ended_at is not None and one.ended_at < one.started_at:
                 self.notes["spans ended before they started, and count as ended then"] += 1
-                one.ended_at = one.started_at
             traces.setdefault(one.trace_id, []).append(one)
         return traces
 

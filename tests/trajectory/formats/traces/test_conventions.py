@@ -97,6 +97,26 @@ def _inference() -> Row:
     }
 
 
+def _inference_lists() -> Row:
+    """Attributes of OpenInference as Phoenix's data frames have them."""
+    call = {
+        "tool_call.id": "c1",
+        "tool_call.function.name": "add",
+        "tool_call.function.arguments": ARGUMENTS,
+    }
+    sent = [
+        {"message.role": "system", "message.content": "Add."},
+        {"message.role": "user", "message.content": "1 + 2?"},
+        {"message.role": "assistant", "message.tool_calls": [call]},
+        {"message.role": "tool", "message.content": "3", "message.tool_call_id": "c1"},
+    ]
+    return {
+        **{name: one for name, one in _inference().items() if "messages" not in name},
+        "llm.input_messages": sent,
+        "llm.output_messages": [{"message.role": "assistant", "message.content": "It is 3."}],
+    }
+
+
 def _events() -> list[Row]:
     rows = [
         ("gen_ai.system.message", {"content": "Add."}),
@@ -142,6 +162,7 @@ FORMS: dict[str, tuple[Row, list[Row]]] = {
     "indexed": (_indexed(), []),
     "events": ({**BASE, "gen_ai.response.finish_reasons": ["length"]}, []),
     "openinference": (_inference(), []),
+    "openinference lists": (_inference_lists(), []),
 }
 
 
@@ -269,3 +290,24 @@ def test_calls_and_tools_that_fail(tmp_path: Path) -> None:
     assert [one.identity.role for one in (*found.calls, *found.failed_calls)] == ["boss", "boss"]
     (tool_call,) = found.tool_calls
     assert (tool_call.status, tool_call.content) == (ToolStatus.ERROR, "RateLimitError: no")
+
+
+def test_tool_spans_without_ids_are_matched_by_their_arguments(tmp_path: Path) -> None:
+    asked = [
+        {"type": "tool_call", "id": f"c{n}", "name": "add", "arguments": {"x": n}} for n in (1, 2)
+    ]
+    said = json.dumps([{"role": "assistant", "parts": asked}])
+    tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "add"}
+    found = read(
+        tmp_path,
+        span("1", {**BASE, "gen_ai.output.messages": said}),
+        span("2", {**tool, "gen_ai.tool.call.arguments": '{"x": 2}'}),
+        span("3", {**tool, "traceloop.entity.input": json.dumps({"input_str": "{'x': 1}"})}),
+        span("4", {**tool, "gen_ai.tool.call.arguments": '{"x": 3}'}),
+    )
+    assert [(one.tool_call_id, one.arguments) for one in found.tool_calls] == [
+        ("c2", {"x": 2}),
+        ("c1", {"x": 1}),
+        ("4" * 16, {"x": 3}),
+    ]
+    assert missing_parts(found)["ids of tool calls in an answer"] == 1
