@@ -55,6 +55,7 @@ QUICK = {
     "simulate": "--quick",
     "simulate.break_even": "--quick --seeds 1",
     "store": "--quick --repeats 1",
+    "traces_in": "--quick",
     "training_step": "--quick --repeats 1",
     "viewer": "--quick",
     "why": "--quick",
