@@ -312,6 +312,9 @@ def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> 
     slider = page.get_by_role("slider", name="Version")
     expect(slider).to_have_attribute("aria-valuetext", "Before the training")
     expect(page.get_by_role("button", name="none")).to_have_count(0)
+    ends = page.locator(".film-summary tbody tr")
+    expect(ends.first).to_have_text("Before the training0 of 20 of 20 of 0")
+    expect(ends.last).to_have_text("After step 31 of 21 of 21 of 1")
     assert page.locator(".film-text mark, .film-text ins").count() == 0
     slider.focus()
     page.keyboard.press("ArrowRight")
