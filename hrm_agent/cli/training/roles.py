@@ -75,9 +75,9 @@ class RolesConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    recorded: str
+    recorded: str = ""
     """Folder of the recorded runs."""
-    policy: str
+    policy: str = ""
     """Policy to try."""
     weights: str = ""
     """Sizes and times of the policies' files."""
@@ -178,7 +178,7 @@ def run(words: list[str]) -> int:
     source = _Source.of(arguments.run)
     usual = 64 if arguments.budget is None else _WITH_BUDGET
     config = RolesConfig(
-        recorded=str(source.folder),
+        recorded=str(source.folder.resolve()),
         policy=arguments.policy,
         weights="; ".join(map(stamp_of_weights, (source.policy, arguments.policy))),
         together=arguments.together,
@@ -202,7 +202,7 @@ def roles_run(config: RolesConfig, out: Path, output: Output) -> int:
         runs, roles = _runs(recorded, source)
         if config.policy == source.policy:
             raise ConfigError(
-                f"{config.policy} is the policy of {config.recorded} itself.",
+                f"{config.policy} is the policy of {source.folder} itself.",
                 "Try another one: --try.",
             )
         load = load_policy if budget is None else load_without_retries
