@@ -150,8 +150,8 @@ async def role_swaps(
     if together:
         by_name[ALL] = frozenset(roles)
     work = [
-        _Work(run, name, swap, _episode(run, name, run_id))
-        for run in runs
+        _Work(rank, run, name, swap, _episode(run, name, run_id))
+        for rank, run in enumerate(runs)
         for name, swap in by_name.items()
         if run.roles & swap
     ]
@@ -176,6 +176,7 @@ async def role_swaps(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
+    rank: int
     run: SwappedRun
     name: str
     roles: frozenset[str]
@@ -262,6 +263,7 @@ async def _run(
         own=before.calls if before is not None else (),
         roles=each.roles,
         meter=meter,
+        rank=each.rank,
         stuck=stuck,
     )
     alone = replace(runner, by_role=dict.fromkeys(each.roles, swapped), record=record)
@@ -356,14 +358,16 @@ class SwapRecording(Recording):
         own: Sequence[Call],
         roles: Collection[str],
         meter: Meter,
+        rank: int,
         stuck: _Stuck,
     ) -> None:
         """`origin`: recorded run with its calls. `own`: calls of this run that earlier processes
-        recorded.
+        recorded. `rank`: number of the run, by which earlier runs are asked first.
         """
         super().__init__(journal, seed, inherited)
         self._roles = roles
         self._meter = meter
+        self._rank = rank
         self._stuck = stuck
         self._answers_lock = threading.Lock()
         taken = {(call.identity.path, call.started_at) for call in own}
@@ -419,7 +423,7 @@ class SwapRecording(Recording):
         if self._closed:  # a node in a thread cannot be cancelled
             raise BudgetUsedUp("A request was refused.")
         try:
-            accepted = self._meter.reserve(request)
+            accepted = self._meter.reserve(request, self._rank)
         except HrmError as error:
             self._stuck.error = self._stuck.error or error
             if not self._open_requests:

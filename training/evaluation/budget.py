@@ -99,6 +99,8 @@ class Meter:
         self._open: dict[str, _Reserved] = {}
         self._lost: defaultdict[str, list[_Reserved]] = defaultdict(list)
         """Reservations of requests without an answer on record, by call id."""
+        self._waiting: dict[str, int] = {}
+        """Ranks of the requests that wait, by call id."""
         self._settled: dict[str, Asked] = {}
         self._spent = 0.0
         """Total of the requests that are not open, in the unit of the budget."""
@@ -133,9 +135,11 @@ class Meter:
             without = (*self._open.values(), *(r for many in self._lost.values() for r in many))
             return _sum((*self._settled.values(), *map(self._most, without)))
 
-    def reserve(self, request: RequestSize) -> bool:
+    def reserve(self, request: RequestSize, rank: int = 0) -> bool:
         """Reserve a request's tokens. Returns False if it has to wait for the end of others. Raises
         `BudgetUsedUp` if it could exceed the budget, and `ConfigError` if its maximum is unknown.
+
+        `rank`: requests of a lower rank come first. One that waits is repeated, or given to `lose`.
         """
         reserved = _Reserved(request.model, request.read, request.sampled, request.engine)
         if self._budget is not None:
@@ -146,11 +150,14 @@ class Meter:
             if self._budget is not None:
                 held = (*self._open.values(), reserved)
                 most = self._spent + sum(self._in_budget(self._most(each)) for each in held)
-                if most > self._budget.amount:
-                    if self._open:
-                        return False
+                fits = most <= self._budget.amount
+                if not fits and not self._open:
                     self.closed = True
                     raise self._refusal()
+                if not fits or any(other < rank for other in self._waiting.values()):
+                    self._waiting[request.call_id] = rank
+                    return False
+                self._waiting.pop(request.call_id, None)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"call": request.call_id, **reserved._asdict()}) + "\n")
             self._open[request.call_id] = reserved
@@ -170,6 +177,7 @@ class Meter:
     def lose(self, call_id: str) -> None:
         """Close the reservation of a request that has no answer. It counts as reserved."""
         with self._lock:
+            self._waiting.pop(call_id, None)
             if (reserved := self._open.pop(call_id, None)) is not None:
                 self._lost[call_id].append(reserved)
                 self._spent += self._in_budget(self._most(reserved))
@@ -215,7 +223,8 @@ class Meter:
             raise ConfigError(
                 f"The most that a request to {request.model} can cost is not known: it has no limit"
                 " of completion tokens.",
-                "Set one: --max-tokens 1024.",
+                "Set one: --max-tokens 1024. The limit of roles that are not swapped is that of the"
+                " recorded run.",
             )
         priced = request.engine or self._prices.find(request.model) is not None
         if not budget.tokens and not priced:
