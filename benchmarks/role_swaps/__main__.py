@@ -1,13 +1,14 @@
 """`hrm-agent roles` against faults of known size, and against trainings.
 
-    python -m benchmarks.role_swaps [--only order training] [--draws 10] [--tasks 256]
-        [--steps 14] [--folder F] [--json FILE] [--quick]
+    python -m benchmarks.role_swaps [--only order training] [--draws 10] [--tasks 128]
+        [--held-out 192] [--steps 12] [--folder F] [--json FILE] [--quick]
 
 * `order`: the hierarchical graph with a small policy, in which each role makes faults at a rate of its
   own (`benchmarks.role_swaps.faults`). The policy to try is the same one without faults. Rates are
-  drawn at random, such that the expected gains of any two roles differ by at least `GAP`. Measured
-  is whether the four measured gains have the order of the expected ones, and the sampled tokens,
-  recorded runs included, relative to five whole evaluations.
+  drawn at random, such that the expected gains of any two roles are at least `APART` standard errors
+  of their difference apart. A draw is right if all four measured gains have the order of the
+  expected ones. The sampled tokens, recorded runs included, are compared with those of five whole
+  evaluations.
 * `training`: the role that is named for `builtin:roles-cold-start` is trained alone, and all roles are
   trained, with equal options. Measured is the share of the gain that the former has on held-out
   problems.
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from itertools import combinations
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -56,9 +58,11 @@ from hrm_agent.training.tasks.word_problems import TEMPLATES
 from hrm_agent.trajectory import Trajectory, derive_seed
 
 Row = dict[str, Any]
-GAP = 0.08
-"""Minimum difference between the expected gains of two roles."""
-MOST: Rates = {"plan": 0.6, "solve": 0.35, "critique": 0.95, "synthesize": 0.5}
+APART = 2.0
+"""Minimum difference between the expected gains of two roles, in standard errors at the number of
+tasks. A task changes by at most one swap or the other, so that its variance is the gains' sum.
+"""
+MOST: Rates = {"plan": 0.6, "solve": 0.35, "critique": 0.98, "synthesize": 0.5}
 """Largest rates of the draws."""
 SUBGOALS = {1: 0.1, 2: 0.6, 3: 0.3}
 """Share of the problems by their number of subgoals."""
@@ -153,13 +157,14 @@ def _right(rates: Rates, detected: float) -> float:
     return total * (1 - rates["synthesize"])
 
 
-def drawn_rates(number: int, detected: float, right: float) -> dict[str, float]:
+def drawn_rates(number: int, detected: float, right: float, tasks: int) -> dict[str, float]:
     """Rates of a draw whose expected gains are apart."""
     rng = random.Random(derive_seed(number, "rates"))
     while True:
         rates = {role: round(rng.uniform(0, MOST[role]), 3) for role in ROLES}
         gains = expected(rates, detected, right).values()
-        if min(abs(one - other) for one, other in combinations(gains, 2)) >= GAP:
+        pairs = combinations(gains, 2)
+        if all(abs(a - b) > APART * sqrt((a + b) / tasks) for a, b in pairs):
             return rates
 
 
@@ -208,7 +213,7 @@ def order(folder: Path, draws: int, tasks: int, quick: bool) -> Row:
         if not kept.exists():
             began = time.process_time()
             detected = max(0.8, known["detected"]) if quick else known["detected"]
-            rates = drawn_rates(number, detected, known["right"])
+            rates = drawn_rates(number, detected, known["right"], max(tasks, 96))
             gains = expected(rates, detected, known["right"])
             place.mkdir(parents=True, exist_ok=True)
             swaps, tokens = asyncio.run(measured(place, policy, rates, tasks, 1000 + number))
@@ -300,8 +305,9 @@ def main() -> None:
         "--only", nargs="+", choices=["order", "training"], default=["order", "training"]
     )
     parser.add_argument("--draws", type=int, default=10)
-    parser.add_argument("--tasks", type=int, default=256, help="problems of a draw and evaluation")
-    parser.add_argument("--steps", type=int, default=14, help="steps of a training")
+    parser.add_argument("--tasks", type=int, default=128, help="problems of a draw")
+    parser.add_argument("--held-out", type=int, default=192, help="problems of an evaluation")
+    parser.add_argument("--steps", type=int, default=12, help="steps of a training")
     parser.add_argument("--quick", action="store_true", help="a few tasks, which say nothing")
     parser.add_argument("--folder", type=Path, help="where the runs are kept [deleted]")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -314,7 +320,9 @@ def main() -> None:
         if "order" in options.only:
             record["order"] = order(folder, draws, tasks, options.quick)
         if "training" in options.only:
-            record["training"] = training(folder, options.steps, tasks, options.quick)
+            record["training"] = training(
+                folder, options.steps, 4 if options.quick else options.held_out, options.quick
+            )
     print(json.dumps(record, indent=2))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
