@@ -23,6 +23,7 @@ from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.projections.bare_threads import count_bare_threads
 from hrm_agent.viewer.projections.blobs import whole_text
 from hrm_agent.viewer.projections.groups import groups, step
+from hrm_agent.viewer.projections.run.analyses import analyses, analysis
 from hrm_agent.viewer.projections.run.compare import compare
 from hrm_agent.viewer.projections.run.curves import metrics
 from hrm_agent.viewer.projections.run.environment import environment
@@ -179,6 +180,8 @@ class _Copy:
                 grouped = groups(place, name, after=grouped["next"], limit=_MOST_GROUPS)
                 kept += _with_shown(grouped["groups"], shown)
             answers[data_key("groups", here)] = grouped | {"groups": kept, "next": None}
+        if not self._only:
+            answers |= self._analyses(place, name)
         self._write(place, answers)
         for number in chosen.steps:
             answer = step(place, name, number)
@@ -198,6 +201,18 @@ class _Copy:
                     {"place": place.id, "message": error.message, "hint": error.hint}
                 )
         return len(chosen.ids)
+
+    def _analyses(self, place: Place, run: str) -> dict[str, Any]:
+        """Answers of the pages of a run's analyses (none if it has no analysis)."""
+        here = {"place": place.id, "run": run}
+        listed = analyses(place, run)
+        if not listed["analyses"]:
+            return {}
+        found = {data_key("analyses", here): listed}
+        for each in listed["analyses"]:
+            named = {**here, "name": each["name"]}
+            found[data_key("analysis", named)] = analysis(place, run, each["name"])
+        return found
 
     def _of_trajectory(self, place: Place, id_: str, run: str) -> Iterator[tuple[str, Any]]:
         whole = trajectory(place, id_)

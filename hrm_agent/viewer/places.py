@@ -21,6 +21,7 @@ from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.database.read_only import ReadOnlyDatabase
 from hrm_agent.store.database.sqlite_read_only import change_mark_of, is_run_store
 from hrm_agent.store.run_store import file_of, shown_url
+from hrm_agent.training.analysis.saved import ANALYSES
 from hrm_agent.viewer.json_text import NotThere
 from hrm_agent.viewer.run_files import config_of
 
@@ -31,7 +32,7 @@ _OF_TRAINING = ("config.toml", "metrics.jsonl", STORE_POINTER)
 _STORE = "store.db"
 _NO_STORE = "train sft"
 """Command whose runs have metrics and no store."""
-_WATCHED = (*_OF_TRAINING, "run_id", "report.json", "analysis/tokens.jsonl")
+_WATCHED = (*_OF_TRAINING, "run_id", "report.json", "analysis/tokens.jsonl", ANALYSES)
 _SECONDS_BETWEEN_SCANS = 0.5
 _SECONDS_BETWEEN_TRIES = 2.0
 """Minimum seconds until opening a place is tried again after a failure, unless its file changes

@@ -18,8 +18,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from hrm_agent.store import open_store
+from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
-from tests.support.browser import Browsing
+from tests.support.browser import Browsing, Site
 from tests.support.trajectory.samples import make_tool_call, make_trajectory
 from tests.viewer.conftest import SMALL_TRAINING
 
@@ -231,7 +232,54 @@ def test_hostile_names_and_numbers_of_metrics_break_no_chart(
     site.go(page, "step", place=site.place, run=(folder / "run_id").read_text(), step=2)
     expect(page.get_by_text("The weights did not change").locator(".chip").first).to_be_visible()
     browsing.check(page, "hostile step 390")
+    look_at_an_analysis(site, page, browsing, folder)
     assert page.evaluate("window.broken_in") is None
+
+
+def look_at_an_analysis(site: Site, page: Page, browsing: Browsing, folder: Path) -> None:
+    """Go from the list of analyses to one, and from it to a trajectory and a step."""
+    run = (folder / "run_id").read_text()
+    with open_store(folder, read_only=True) as store:
+        id_ = store.journal.headers()[0].id
+    rollout = {"trajectory_id": id_, "thread_id": HOSTILE, "prompt": HOSTILE, "reward": 1.0}
+    pushes = [0.5, -0.25, 0.001, None]
+    texts = ["<b>", HOSTILE, "", "\n"]
+    result = {
+        "behaviour": {"texts": [HOSTILE, HOSTILE]},
+        "versions": [{"version": n, "logprob": -99.0 + n, "taught": n} for n in range(3)],
+        "step": 2,
+        "rollouts": [{**rollout, "push": 0.25, "tokens": 9, "texts": texts, "pushes": pushes}, 7],
+        "removed": [id_],
+        "proof": {"before": -99.0, "recorded": -97.0, "without": -98.5, "steps": 1},
+    }
+    save_analysis(folder, "why", {}, title=HOSTILE, command=HOSTILE, result=result)
+    save_analysis(folder, "why", {"an": "other"}, title="empty", command="", result={})
+    site.go(page, "analyses", place=site.place, run=run)
+    table = page.get_by_role("table", name="Analyses")
+    expect(table.get_by_role("row")).to_have_count(2)
+    browsing.check(page, "hostile analyses 390")
+    table.get_by_role("link").filter(has_text="red").click()
+    expect(page.locator("h1 .chip").first).to_be_visible()
+    chart = page.get_by_role("slider", name="P, probability")
+    expect(chart).to_have_attribute("aria-valuetext", "step 2: P 7.5e−43")
+    expect(page.get_by_text("P is 1.0e−43 before step 2, and 7.5e−43 after step 2")).to_be_visible()
+    tokens = page.get_by_role("group", name="Tokens.")
+    expect(tokens.locator(".t.plus4")).to_have_text("<b>")
+    expect(tokens.locator(".t.minus2 + .t.zero + .t.zero")).to_have_count(1)
+    tokens.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_text("5 more tokens are not saved")).to_contain_text("push +0.500")
+    browsing.check(page, "hostile why 390")
+    address = page.url
+    page.get_by_role("table", name="Rollouts by push").get_by_role("link").first.click()
+    expect(page).to_have_url(re.compile(f"#/trajectory.*{id_}"))
+    page.goto(address)
+    chart.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Step 2")
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="empty").click()
+    expect(page.get_by_text("No rollout of this step affects the text.")).to_be_visible()
 
 
 def test_a_hidden_page_gives_its_stream_back_and_reads_all_anew_when_it_is_seen(

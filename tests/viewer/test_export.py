@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -15,6 +16,7 @@ import pytest
 
 from hrm_agent.errors import ConfigError
 from hrm_agent.store import open_store
+from hrm_agent.training.analysis.saved import KINDS, save_analysis
 from hrm_agent.viewer.export import data_key, export
 from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.places import Place
@@ -142,6 +144,25 @@ def test_a_copy_of_one_trajectory_opens_there(place: Place) -> None:
     assert kept == [data_key("trajectory", {"place": "a place", "id": "id-1"})]
     groups = copy.answers[data_key("groups", {"place": "a place", "run": "r & é"})]["groups"]
     assert "id-1" in {rollout["trajectory"] for group in groups for rollout in group["rollouts"]}
+
+
+def test_the_analyses_of_a_run_are_in_a_copy(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "run_id").write_text("r & é")
+    said = {"title": "</script>", "command": "c", "result": {"step": 1}}
+    path = save_analysis(tmp_path, "why", {}, **said)
+    here = {"place": "a place", "run": "r & é"}
+    of_folder = Place("a place", place.address, tmp_path)
+    copy, _ = copied([of_folder], limit=1)
+    (listed,) = copy.answers[data_key("analyses", here)]["analyses"]
+    assert (listed["name"], listed["title"]) == (path.stem, "</script>")
+    found = copy.answers[data_key("analysis", here | {"name": path.stem})]
+    assert found == {"name": path.stem, "kind": "why", **said}
+    alone, _ = copied([of_folder], only=["id-1"])
+    assert not any(key.startswith("analys") for key in alone.answers)
+    of_folder.close()
+    (script,) = copy.scripts
+    for kind in KINDS:
+        assert re.search(rf"hrm\.analyses(\.{kind}|\[\"{kind}\"\]) = ", script), kind
 
 
 def test_a_place_that_cannot_be_opened_is_told(place: Place, tmp_path: Path) -> None:

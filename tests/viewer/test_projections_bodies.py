@@ -62,7 +62,7 @@ def questions(place: Place) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
     )
     run, id_ = {"run": "small"}, {"id": row[1]}
     asked: dict[str, dict[str, str]] = {
-        **dict.fromkeys(("metrics", "groups", "trajectories", "environment"), run),
+        **dict.fromkeys(("metrics", "groups", "trajectories", "environment", "analyses"), run),
         **dict.fromkeys(("trajectory", "items", "citations"), id_),
         **dict.fromkeys(("moments", "graph"), thread),
         "runs": {},
@@ -74,7 +74,9 @@ def questions(place: Place) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
         "compare": {"a": row[1], "b": other[1]},
         "blob": {"item": f"call:{call['id']}", "field": "prompt/1"},
     }
-    assert asked.keys() | {"source"} == ENDPOINTS.keys(), "a new endpoint is asked here, too"
+    assert asked.keys() | {"source", "analysis"} == ENDPOINTS.keys(), (
+        "a new endpoint is asked here, too"
+    )
     return [(name, tuple(query.items())) for name, query in asked.items()]
 
 

@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def ask(place: Place) -> Ask:
-    def asked(name: str, **query: str) -> dict[str, Any]:
+    def asked(name: str, /, **query: str) -> dict[str, Any]:
         endpoint = ENDPOINTS[name]
         answer = endpoint.function(
             [place] if endpoint.everywhere else place, **endpoint.read(query)
@@ -357,6 +357,47 @@ def test_forged_checkpoints_are_told(place: Place, ask: Ask) -> None:
         1:
     ] and found["damaged"]
     assert ask("graph", thread="t")["damaged"]
+
+
+ANALYSIS = {"kind": "why", "title": "t", "command": "c", "result": {"step": 2**60, "p": math.nan}}
+
+
+def test_only_valid_analyses_are_shown(place: Place, ask: Ask, tmp_path: Path) -> None:
+    write(place, run_id="odd")
+    folder = Path(place.where) / "analyses"
+    folder.mkdir()
+    valid, *others = (f"why-{number:016x}" for number in range(9))
+    for name, text in zip(
+        others,
+        (
+            json.dumps(ANALYSIS | {"kind": "other"}),
+            json.dumps(ANALYSIS | {"result": []}),
+            json.dumps(ANALYSIS | {"more": 1}),
+            json.dumps(ANALYSIS | {"title": None}),
+            json.dumps(ANALYSIS) + " " * (1 << 24),
+            "[" * 100_000,
+        ),
+        strict=False,
+    ):
+        (folder / f"{name}.json").write_text(text)
+    outside = tmp_path / "outside.json"
+    for path in (outside, folder / f"{valid}.json", folder / "film-0123456789abcdef.json"):
+        path.write_text(json.dumps(ANALYSIS))
+    (folder / f"{others[6]}.json").symlink_to(outside)
+    os.mkfifo(folder / f"{others[7]}.json")
+    found = ask("analyses", run="odd")
+    assert [(each["name"], each["title"]) for each in found["analyses"]] == [(valid, "t")]
+    assert found["unreadable"] == 8, "the name of the last file is not that of a known kind"
+    shown = ask("analysis", run="odd", name=valid)
+    assert shown == {**ANALYSIS, "name": valid, "result": {"step": str(2**60), "p": None}}
+    for name in (*others, "../outside", f"../analyses/{valid}", valid + "\n", valid.upper()):
+        with pytest.raises(NotThere):
+            ask("analysis", run="odd", name=name)
+    assert ask("analyses", run="another")["analyses"] == []
+    with pytest.raises(NotThere):
+        ask("analysis", run="another", name=valid)
+    (folder / f"{valid}.json").write_text(json.dumps(ANALYSIS | {"title": "longer"}))
+    assert ask("analyses", run="odd")["analyses"][0]["title"] == "longer"
 
 
 def test_no_pipe_of_a_run_folder_is_waited_for(place: Place, ask: Ask) -> None:

@@ -1,9 +1,13 @@
-"""Behaviours of a policy: the tokens of a text after those of its context."""
+"""Behaviours of a policy: the tokens of texts after those of their context."""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,12 @@ from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Call, Trajectory
 from hrm_agent.trajectory.forest import path_to
 
-__all__ = ["answer_to", "turn_of"]
+__all__ = ["answer_to", "tool_called", "turn_of"]
+
+_ANSWERS, _BEGINNINGS = 256, 16
+"""Maximum number of recorded answers that are searched for calls of a tool, and of their beginnings
+whose probabilities are added.
+"""
 
 
 async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behaviour:
@@ -27,35 +36,121 @@ async def answer_to(training: RecordedTraining, prompt: str, text: str) -> Behav
     The context is the first prompt of the newest recorded run of the task. Without such a run, the
     loaded policy runs the task.
     """
-    headers = training.store.journal.headers("run_id = ?", (training.run_id,))
     # stages may have different prompts, so the newest run is taken
-    header = next((each for each in reversed(headers) if each.task.prompt == prompt), None)
-    if header is None:
-        asked = await _asked(training, prompt)
-    else:
-        asked = training.store.journal.with_calls(header, requests=False)
-    call = next((each for each in _calls(training, asked) if each.parent is None), None)
-    if call is None:
-        raise RunError(
-            f"The graph {asked.graph} does not call the policy for this task.",
-            "Name a call of the record: --thread THREAD --turn N.",
-        )
+    runs = _recorded(training, prompt, 1, requests=False) or await _asked(training, prompt, 1)
+    call = _first_calls(training, runs)[0]
     context = call.token_ids[: _sampled_from(call)]
     codec: Any = training.learner.codec
     return _behaviour(training, call, context, codec.encode_text(text))
 
 
-async def _asked(training: RecordedTraining, prompt: str) -> Trajectory:
-    """Run a task with the loaded policy and the settings of the last stage. Nothing is kept."""
+async def tool_called(training: RecordedTraining, prompt: str, name: str) -> Behaviour:
+    """Behaviour: the first answer to the task `prompt` calls the tool `name`.
+
+    Each recorded first answer that does so has a beginning up to the tool's name. The texts are the
+    most frequent of these beginnings. An answer can begin with one of them only, so the sum of their
+    probabilities is a lower bound of the probability of a call. Without a recorded run of the task,
+    the policy after the newest kept step runs the task as often as the rollouts of a group.
+    """
+    runs = _recorded(training, prompt, _ANSWERS, requests=True)
+    if not runs:
+        training.load(training.kept[-1])
+        runs = await _asked(training, prompt, training.config.rollout.group_size)
+    calls = _first_calls(training, runs)
+    newest = calls[0]
+    tools = newest.tools or ()
+    _refuse_unknown(name, [str(each["function"]["name"]) for each in tools])
+    context = newest.token_ids[: _sampled_from(newest)]
+    beginnings = Counter[tuple[int, ...]]()
+    for call in calls:
+        first = _sampled_from(call)
+        if call.token_ids[:first] == context:
+            answer = call.token_ids[first:]
+            length = _up_to_name(training, answer, name, tools)
+            beginnings.update([answer[:length]] if length is not None else [])
+    if not beginnings:
+        raise RunError(
+            f"None of the {len(calls)} known first answers to this task calls the tool {name!r}.",
+            "Write the beginning of such an answer: --says TEXT.",
+        )
+    texts = [text for text, _ in beginnings.most_common(_BEGINNINGS)]
+    found = _behaviour(training, newest, context, texts[0])
+    return replace(found, others=tuple((*context, *text) for text in texts[1:]))
+
+
+def _refuse_unknown(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ConfigError(
+            f"The first call of the policy for this task offers no tool {name!r}."
+            f" {nearest(name, known)}".strip(),
+            f"It offers: {', '.join(known)}." if known else "It offers no tools.",
+        )
+
+
+def _up_to_name(
+    training: RecordedTraining, answer: Sequence[int], name: str, tools: Sequence[dict[str, Any]]
+) -> int | None:
+    """Number of an answer's tokens up to the name in its first call of the tool `name` (None if it
+    does not call the tool). The answer may contain the name before the call, too. So the name of the
+    call is the first occurrence whose replacement changes the parsed calls.
+    """
+    codec = training.learner.codec
+    whole = answer[:-1] if answer and answer[-1] in codec.ends else answer
+    pieces = token_texts(codec, whole)
+    text = "".join(pieces)
+
+    def called(text: str) -> list[str]:
+        both = (codec.parse(text, tools, thinks=thinks).tool_calls for thinks in (True, False))
+        return [str(each["name"]) for each in next(filter(None, both), [])]
+
+    names = called(text)
+    at = text.find(name) if name in names else -1
+    while at >= 0:
+        end = at + len(name)
+        if called(f"{text[:at]}x{text[at:]}") != names:
+            lengths = accumulate(map(len, pieces))
+            return next(number for number, length in enumerate(lengths, 1) if length >= end)
+        at = text.find(name, end)
+    return None
+
+
+def _recorded(
+    training: RecordedTraining, prompt: str, most: int, *, requests: bool
+) -> list[Trajectory]:
+    """Recorded runs of a task, at most `most`, the newest first."""
+    journal = training.store.journal
+    headers = journal.headers("run_id = ?", (training.run_id,))
+    found = (each for each in reversed(headers) if each.task.prompt == prompt)
+    return [journal.with_calls(each, requests=requests) for each in islice(found, most)]
+
+
+def _first_calls(training: RecordedTraining, runs: Sequence[Trajectory]) -> list[Call]:
+    """First call of the policy in each run that has one."""
+    firsts = [
+        next((each for each in _calls(training, run) if each.parent is None), None) for run in runs
+    ]
+    found = [each for each in firsts if each is not None]
+    if not found:
+        raise RunError(
+            f"The graph {runs[0].graph} does not call the policy for this task.",
+            "Name a call of the record: --thread THREAD --turn N.",
+        )
+    return found
+
+
+async def _asked(training: RecordedTraining, prompt: str, count: int) -> list[Trajectory]:
+    """Run a task `count` times with the loaded policy and the settings of the last stage. Nothing
+    is kept.
+    """
     config = training.config_at(len(training.rows) - 1)
     learner = training.learner
     model: Any = learner.accelerator.unwrap_model(learner.model)
     engine = TransformersEngine(model, learner.codec, name=learner.name)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            (episode,) = group_episodes(
+            episodes = group_episodes(
                 [Task(prompt=prompt, id="why", family="why")],
-                1,
+                count,
                 run_id="why",
                 stage="why",
                 seed=config.seed,
@@ -66,7 +161,7 @@ async def _asked(training: RecordedTraining, prompt: str) -> Trajectory:
             allow = config.allowed_types
             opened = open_run(Path(folder), learner.name, config, backend=engine, allow=allow)
             async with opened as runner:
-                return await runner.run(episode)
+                return await asyncio.gather(*map(runner.run, episodes))
     finally:
         engine.close()
 

@@ -1,7 +1,7 @@
 """Origin of a behaviour: the step of a training, and the rollouts of it, that taught it.
 
-A *behaviour* is a text after a context. Its probability under a version of the weights is computed
-by teacher forcing.
+A *behaviour* is a text after a context, or one of several texts. Its probability under a version of
+the weights is computed by teacher forcing.
 
 A step's contribution to the log-prob, `taught`, is a first-order estimate. AdamW adds the step's
 gradient g to its mean of gradients. So g moves the weights in this step and, with decreasing weight,
@@ -89,16 +89,23 @@ class Behaviour:
     """Temperature at which the probability is meant."""
     role: str = ""
     """Role whose adapter writes the text (empty for the shared one)."""
+    others: tuple[tuple[int, ...], ...] = ()
+    """Tokens of the context and of each further text. No text begins with another one, so the
+    probability of the behaviour is the sum of theirs.
+    """
 
-    def batch(self) -> MicroBatch:
-        """Micro-batch whose log-probs are those of the text's tokens."""
-        size = len(self.token_ids)
+    def batches(self) -> list[MicroBatch]:
+        """Micro-batch of each text, whose log-probs are those of the text's tokens."""
+        return [self._batch(each) for each in (self.token_ids, *self.others)]
+
+    def _batch(self, token_ids: tuple[int, ...]) -> MicroBatch:
+        size = len(token_ids)
         count = size - self.start
         indices_N = torch.arange(size)
         none_K = torch.zeros(count)
         temperatures_K = torch.full((count,), self.temperature)
         return MicroBatch(
-            token_ids_N=torch.tensor(self.token_ids),
+            token_ids_N=torch.tensor(token_ids),
             positions_N=indices_N,
             parents_N=indices_N - 1,
             loss_indices_K=indices_N[self.start :],
@@ -212,9 +219,7 @@ def largest_rise(points: Sequence[VersionPoint]) -> tuple[int, int] | None:
 
 def logprob_at(training: RecordedTraining, behaviour: Behaviour) -> float:
     """Log-prob of a behaviour under the loaded weights."""
-    model = training.learner.model
-    with torch.no_grad(), as_it_answers(model):
-        return float(token_logprobs(model, behaviour.batch().to(_device(model))).double().sum())
+    return float(_logprobs(training.learner.model, behaviour).logsumexp(0))
 
 
 def pushes(training: RecordedTraining, behaviour: Behaviour, step: RecordedStep) -> list[Push]:
@@ -225,7 +230,7 @@ def pushes(training: RecordedTraining, behaviour: Behaviour, step: RecordedStep)
     model: Any = training.learner.model
     loss = training.learner.loss_options([])
     batches = _fresh(training.batches(step), loss, step.number)
-    direction = _gradient(model, behaviour.batch())
+    direction = _gradient(model, behaviour)
     weights = _trained(model)
     start = [weight.detach().clone() for weight in weights]
     slopes = _loss_slopes(training, batches, loss)
@@ -317,7 +322,7 @@ class _State:
             None if each is None else each._replace(mean=each.mean.clone())
             for each in moments_of(training.learner.optimizer)
         ]
-        gradient = _gradient(training.learner.model, behaviour.batch())
+        gradient = _gradient(training.learner.model, behaviour)
         return cls(version, logprob_at(training, behaviour), gradient, moments)
 
 
@@ -462,17 +467,28 @@ def _rms(tensors: Sequence[Tensor]) -> float:
     return math.sqrt(squares / sum(each.numel() for each in tensors))
 
 
-def _gradient(model: Any, batch: MicroBatch) -> list[Tensor]:
-    """Gradient of the sum of a micro-batch's log-probs with respect to each trained weight, in
-    single precision.
+def _logprobs(model: Any, behaviour: Behaviour) -> Tensor:
+    """Log-prob of each text of a behaviour."""
+    with torch.no_grad(), as_it_answers(model):
+        moved = (batch.to(_device(model)) for batch in behaviour.batches())
+        return torch.stack([token_logprobs(model, batch).double().sum() for batch in moved])
+
+
+def _gradient(model: Any, behaviour: Behaviour) -> list[Tensor]:
+    """Gradient of a behaviour's log-prob with respect to each trained weight, in single
+    precision.
     """
-    with as_it_answers(model):
-        total = token_logprobs(model, batch.to(_device(model))).sum()
-        found: Any = torch.autograd.grad(total, _trained(model), allow_unused=True)
-    return [
-        torch.zeros_like(weight, dtype=torch.float32) if each is None else each.float()
-        for weight, each in zip(_trained(model), found, strict=True)
-    ]
+    weights = _trained(model)
+    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+    shares = _logprobs(model, behaviour).softmax(0) if behaviour.others else torch.ones(1)
+    for batch, share in zip(behaviour.batches(), shares.tolist(), strict=True):
+        with as_it_answers(model):
+            total = token_logprobs(model, batch.to(_device(model))).sum()
+            found: Any = torch.autograd.grad(total, weights, allow_unused=True)
+        for sum_, each in zip(sums, found, strict=True):
+            if each is not None:
+                sum_.add_(each, alpha=share)
+    return sums
 
 
 def _trained(model: Any) -> list[Tensor]:

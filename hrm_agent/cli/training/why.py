@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hrm_agent.cli.common.analyses import save_result
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.errors import ConfigError, RunError, to_install
@@ -25,6 +26,10 @@ __all__ = ["run"]
 
 _TOKENS = 3
 """Number of tokens shown for a rollout."""
+_PAGE_ROLLOUTS, _PAGE_TOKENS, _PAGE_PROMPT = 20, 5_000, 300
+"""Number of rollouts whose tokens are saved for the viewer, and maximum lengths of such a rollout in
+tokens and of a task in characters.
+"""
 
 
 def run(words: list[str]) -> int:
@@ -37,6 +42,7 @@ def run(words: list[str]) -> int:
     add("run", type=Path, help="folder of a `train rl`")
     add("prompt", nargs="?", help="task; the text is the beginning of its first answer")
     add("--says", metavar="TEXT", help="the text")
+    add("--calls-tool", metavar="NAME", help="the first answer to the task calls this tool")
     add("--thread", help="recorded run; the text is a part of an answer in it")
     add("--turn", type=int, metavar="N", help="N-th call of the policy in that run [the last]")
     add("--step", type=int, metavar="N", help="step to analyse, from 1 [the one that taught most]")
@@ -63,7 +69,7 @@ def run(words: list[str]) -> int:
     with told_if_slow("loading torch; the first time this takes up to a minute"):
         from hrm_agent.training.records.retrace import opened_training
     with opened_training(arguments.run, store=arguments.store) as training:
-        return _answer(training, arguments, Output(as_json=arguments.json))
+        return _answer(training, words, arguments, Output(as_json=arguments.json))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -72,8 +78,18 @@ def _check(arguments: argparse.Namespace) -> None:
             "Name either a task or a recorded run.",
             'Write `why RUN "PROMPT" --says TEXT`, or `why RUN --thread THREAD`.',
         )
-    if arguments.prompt is not None and arguments.says is None:
-        raise ConfigError("--says is missing.", 'Write `why RUN "PROMPT" --says TEXT`.')
+    if arguments.calls_tool is not None and (
+        arguments.prompt is None or arguments.says is not None
+    ):
+        raise ConfigError(
+            "--calls-tool is for a task, and without --says.",
+            'Write `why RUN "PROMPT" --calls-tool NAME`.',
+        )
+    if arguments.prompt is not None and arguments.says is None and arguments.calls_tool is None:
+        raise ConfigError(
+            "--says is missing.",
+            'Write `why RUN "PROMPT" --says TEXT`, or `--calls-tool NAME`.',
+        )
     if arguments.turn is not None and arguments.thread is None:
         raise ConfigError("--turn is without --thread.", "Name the thread as well.")
     for name, least in (("top", 1), ("remove", 0), ("then", 0), ("step", 1)):
@@ -81,7 +97,12 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} {value} is below {least}.", f"Write --{name} {least}.")
 
 
-def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: Output) -> int:
+def _answer(
+    training: RecordedTraining,
+    words: Sequence[str],
+    arguments: argparse.Namespace,
+    output: Output,
+) -> int:
     from hrm_agent.training.analysis.why import course, most_taught, proof, pushes
 
     if arguments.step is not None and arguments.step > len(training.rows):
@@ -104,32 +125,89 @@ def _answer(training: RecordedTraining, arguments: argparse.Namespace, output: O
     if named:
         ids = [each.trajectory_id for each in named]
         proved = proof(training, behaviour, step, ids, following=arguments.then)
-    output.result(
-        {
-            "behaviour": asdict(behaviour),
-            "versions": [asdict(point) for point in points],
-            "versions_bytes": training.kept_bytes,
-            "step": number + 1,
-            "rollouts": [asdict(each) for each in found],
-            "removed": [each.trajectory_id for each in named],
-            "proof": None if proved is None else asdict(proved),
-        }
-    )
+    result = {
+        "behaviour": _told(behaviour),
+        "versions": [asdict(point) for point in points],
+        "versions_bytes": training.kept_bytes,
+        "step": number + 1,
+        "rollouts": [asdict(each) for each in found],
+        "removed": [each.trajectory_id for each in named],
+        "proof": None if proved is None else asdict(proved),
+    }
+    output.result(result)
+    saved = _for_page(training, behaviour, result)
+    shown_by = save_result("why", words, arguments, title=_title(arguments), result=saved)
+    if arguments.calls_tool is not None:
+        count = 1 + len(behaviour.others)
+        which = "beginning that calls" if count == 1 else "beginnings that call"
+        output.say(f"P: the first answer has one of {count} known {which} {arguments.calls_tool}.")
     _show_course(output, training, points)
     _show_rollouts(output, training, number, found, arguments.top)
     if proved is not None:
         _show_proof(output, number, len(named), proved)
     if found:
         store = shlex.quote(arguments.store or str(training.folder))
-        output.next(f"hrm-agent show {shlex.quote(found[0].thread_id)} --store {store}")
+        shown_by.insert(0, f"hrm-agent show {shlex.quote(found[0].thread_id)} --store {store}")
+    if shown_by:
+        output.next(*shown_by)
     return 0 if total > 0 else 1
 
 
+def _title(arguments: argparse.Namespace) -> str:
+    """Analysed text in one line."""
+    if arguments.thread is not None:
+        turn = "the last call" if arguments.turn is None else f"call {arguments.turn}"
+        context = f"{turn} of {arguments.thread}"
+    else:
+        context = f"the first answer to {arguments.prompt!r}"
+    if arguments.calls_tool is not None:
+        return f"a call of {arguments.calls_tool} in {context}"
+    return context if arguments.says is None else f"{arguments.says!r} in {context}"
+
+
+def _for_page(
+    training: RecordedTraining, behaviour: Behaviour, result: dict[str, Any]
+) -> dict[str, Any]:
+    """Result for the viewer: token ids are replaced by texts, and are only those of the first
+    rollouts.
+    """
+    from hrm_agent.training.analysis.token_sample import token_texts
+
+    codec = training.learner.codec
+    rollouts: list[dict[str, Any]] = []
+    for number, each in enumerate(result["rollouts"]):
+        shown = each["tokens"][:_PAGE_TOKENS] if number < _PAGE_ROLLOUTS else []
+        rollouts.append(
+            each
+            | {
+                "prompt": each["prompt"][:_PAGE_PROMPT],
+                "tokens": len(each["tokens"]),
+                "texts": token_texts(codec, [token["token_id"] for token in shown]),
+                "pushes": [float(f"{token['push']:.3g}") for token in shown],
+            }
+        )
+    texts = [
+        "".join(token_texts(codec, token_ids[behaviour.start :]))
+        for token_ids in (behaviour.token_ids, *behaviour.others)
+    ]
+    return result | {
+        "behaviour": {"texts": texts, "temperature": behaviour.temperature, "role": behaviour.role},
+        "rollouts": rollouts,
+    }
+
+
+def _told(behaviour: Behaviour) -> dict[str, Any]:
+    """Behaviour as JSON, without `others` if it has one text."""
+    return {name: value for name, value in asdict(behaviour).items() if name != "others" or value}
+
+
 def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
-    from hrm_agent.training.analysis.behaviours import answer_to, turn_of
+    from hrm_agent.training.analysis.behaviours import answer_to, tool_called, turn_of
 
     if arguments.thread is not None:
         return turn_of(training, arguments.thread, arguments.turn, arguments.says)
+    if arguments.calls_tool is not None:
+        return asyncio.run(tool_called(training, arguments.prompt, arguments.calls_tool))
     return asyncio.run(answer_to(training, arguments.prompt, arguments.says))
 
 

@@ -12,6 +12,7 @@ from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.viewer.projections.bare_threads import bare_threads
 from hrm_agent.viewer.projections.blobs import blob
 from hrm_agent.viewer.projections.groups import groups, step
+from hrm_agent.viewer.projections.run.analyses import analyses, analysis
 from hrm_agent.viewer.projections.run.compare import compare
 from hrm_agent.viewer.projections.run.curves import metrics
 from hrm_agent.viewer.projections.run.environment import environment
@@ -144,6 +145,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     ),
     "graph": Endpoint(graph, {"thread": _NEEDED}),
     "environment": Endpoint(environment, {"run": Parameter(default="")}),
+    "analyses": Endpoint(analyses, {"run": _NEEDED}),
+    "analysis": Endpoint(analysis, {"run": _NEEDED, "name": _NEEDED}),
     "citations": Endpoint(citations, {"id": _NEEDED}),
     "source": Endpoint(
         source, {"id": _NEEDED, "source": _NEEDED, "start": _NUMBER, "end": _NUMBER}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -18,6 +19,14 @@ def test_a_small_training(hrm: Command) -> None:
     assert "taught by the step" in told.out and "strongest tokens" in told.out
     assert re.search(r"The versions take \d+\.\d MB", told.out)
     assert "Proof: P is " in told.out and "Next:\n  hrm-agent show run/step-" in told.out
+    assert told.out.endswith("\n  hrm-agent view run\n")
+    (path,) = Path("run/analyses").iterdir()
+    saved = json.loads(path.read_text())
+    assert saved["title"] == "call 1 of run/step-1/0/0" and "--turn 1" in saved["command"]
+    assert saved["result"]["behaviour"]["texts"][0].startswith("<reason>")
+    first = saved["result"]["rollouts"][0]
+    assert len(first["texts"]) == len(first["pushes"]) == first["tokens"] > 0
+    assert math.fsum(first["pushes"]) == pytest.approx(first["push"], rel=0.02, abs=1e-6)
 
     found = hrm("why", "run", "What is 3 * 4?", "--says", "<reason>", "--json").json
     assert [each["version"] for each in found["versions"]] == [0, 1, 2, 3]
@@ -26,7 +35,7 @@ def test_a_small_training(hrm: Command) -> None:
     pushes = math.fsum(each["push"] for each in found["rollouts"])
     assert pushes == pytest.approx(taught[found["step"]], rel=0.05, abs=1e-6)
     assert found["removed"] == [each["trajectory_id"] for each in found["rollouts"][:3]]
-    assert found["proof"]["steps"] <= 3
+    assert found["proof"]["steps"] <= 3 and "others" not in found["behaviour"]
 
     named = hrm("why", "run", "What is 3 * 4?", "--says", "x", "--step", "2", "--remove", "0")
     assert "Step 2: " in named.out and "Proof" not in named.out
@@ -71,6 +80,7 @@ def test_a_run_without_its_id_is_refused_and_nothing_is_written(hrm: Command) ->
         (("run", "2 + 2?", "--thread", "t"), "Name either a task or a recorded run"),
         (("run", "2 + 2?"), "--says is missing"),
         (("run", "2 + 2?", "--says", "4", "--turn", "1"), "--turn is without --thread"),
+        (("run", "--thread", "t", "--calls-tool", "python"), "--calls-tool is for a task"),
         (("run", "2 + 2?", "--says", "4", "--top", "0"), "--top 0 is below 1"),
         (("run", "2 + 2?", "--says", "4"), "is not the folder of a `train rl`"),
     ],

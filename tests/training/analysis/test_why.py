@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from benchmarks.why.planted import planted
 from hrm_agent.errors import ConfigError, ModelError, RunError
-from hrm_agent.training.analysis.behaviours import answer_to, turn_of
+from hrm_agent.training.analysis.behaviours import answer_to, tool_called, turn_of
 from hrm_agent.training.analysis.why import Behaviour, course, logprob_at, proof, pushes
 from hrm_agent.training.analysis.why import _rates as rates_from
 from hrm_agent.training.config.commands import GrpoConfig
@@ -68,6 +69,45 @@ def test_a_step_s_pushes_sum_up_to_what_it_taught(training: RecordedTraining) ->
         assert sum(each.push for each in found) == pytest.approx(taught[number + 1], rel=0.02)
         for each in found:
             assert each.push == pytest.approx(math.fsum(t.push for t in each.tokens))
+
+
+def test_a_tool_call_is_the_sum_of_its_known_beginnings(training: RecordedTraining) -> None:
+    journal = training.store.journal
+    first_calls = [
+        (header.task.prompt, journal.with_calls(header).calls[0])
+        for header in journal.headers("run_id = ?", (training.run_id,))
+    ]
+    prompt = next(prompt for prompt, call in first_calls if call.response["tool_calls"])
+    behaviour = asyncio.run(tool_called(training, prompt, "python"))
+    ids = (behaviour.token_ids, *behaviour.others)
+    calling = {
+        training.learner.codec.decode(
+            [t for t, own in zip(c.token_ids, c.mask, strict=True) if own]
+        )
+        for p, c in first_calls
+        if p == prompt and c.response["tool_calls"]
+    }
+    texts = {training.learner.codec.decode(each[behaviour.start :]) for each in ids}
+    # the answers name the tool in their reasoning, too
+    known = {each[: each.index('"name": "python') + len('"name": "python')] for each in calling}
+    assert len(texts) > 1 and "I compute it with python." in "".join(known)
+    assert {next(k for k in known if each.startswith(k)) for each in texts} == known
+
+    before, after = course(training, behaviour, training.versions([2, 3]))
+    single = [
+        [*course(training, Behaviour(each, behaviour.start), training.versions([2, 3]))]
+        for each in ids
+    ]
+    for number, point in enumerate((before, after)):
+        total = sum(math.exp(points[number].logprob) for points in single)
+        assert math.exp(point.logprob) == pytest.approx(total)
+    shares = [math.exp(points[0].logprob - before.logprob) for points in single]
+    taught = [points[1].taught or 0.0 for points in single]
+    assert after.taught == pytest.approx(sum(map(mul, shares, taught)), rel=1e-3)
+    assert after.taught != pytest.approx(sum(taught), rel=0.1)
+
+    with pytest.raises(ConfigError, match=r"Did you mean .python.\?"):
+        asyncio.run(tool_called(training, prompt, "pyton"))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +172,7 @@ def test_a_rollout_s_push_is_that_of_its_own_gradient(training: RecordedTraining
     training.load(1)
     model: Any = training.learner.model
     weights = [each for each in model.parameters() if each.requires_grad]
-    wanted = torch.autograd.grad(token_logprobs(model, behaviour.batch()).sum(), weights)
+    wanted = torch.autograd.grad(token_logprobs(model, behaviour.batches()[0]).sum(), weights)
     (batches,) = training.batches(step)
     tokens = sum(batch.trained_tokens for batch in batches)
     own = step.trained_by_part[0].index(chosen.trajectory_id)

@@ -19,6 +19,8 @@
     hooks: preactHooks,
     // name of a route -> component that gets {params}
     pages: {},
+    // kind of an analysis -> component that gets {place, run, result}
+    analyses: {},
     ui: {},
     // In a copy: key of an answer -> the element with its JSON.
     stored: new Map([...document.querySelectorAll("script[data-key]")].map((one) => [one.dataset.key, one])),

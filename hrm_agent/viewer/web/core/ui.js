@@ -154,7 +154,8 @@
   function RunTabs({ place, run, current }) {
     const { data } = hrm.useData("runs", {}, { live: false });
     const known_run = data && data.runs.find((one) => one.place === place && one.run === run);
-    const names = [run && (!known_run || trains(known_run)) && ["run", "Curves"], ["groups", "Groups"], ["list", "Trajectories"], ["environment", "Environment"]];
+    const trained = run && (!known_run || trains(known_run));
+    const names = [trained && ["run", "Curves"], ["groups", "Groups"], ["list", "Trajectories"], ["environment", "Environment"], trained && ["analyses", "Analyses"]];
     const needs = { run: "metrics", list: "trajectories" };
     const there = names.filter((one) => one && (one[0] === current || hrm.api.has(needs[one[0]] || one[0], { place, run })));
     const of = there.map(([name, text]) => ({ text, href: hrm.link(name, { place, run }), current: name === current }));
