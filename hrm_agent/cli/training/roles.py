@@ -50,6 +50,7 @@ from hrm_agent.training.analysis.role_swaps import (
     best_role,
     role_swaps,
 )
+from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.evaluation.budget import Asked, Meter, read_budget
 from hrm_agent.training.evaluation.prices import read_prices
@@ -366,23 +367,23 @@ def _report(
     said = _advice(config, source, best, others)
     compared = swaps[0].comparison
     runs = compared.a.trajectories
-    output.result(
-        {
-            "run": config.recorded,
-            "policy": source.policy,
-            "try": config.policy,
-            "tasks": compared.problems,
-            "runs": runs,
-            "recorded_runs": recorded,
-            "budget": config.budget,
-            "budget_used_up": meter.closed,
-            "roles": [_data(each) for each in swaps],
-            "asked": _asked(total),
-            "best": best,
-            "advice": said,
-            "folder": str(out),
-        }
-    )
+    result = {
+        "run": config.recorded,
+        "policy": source.policy,
+        "try": config.policy,
+        "tasks": compared.problems,
+        "runs": runs,
+        "recorded_runs": recorded,
+        "budget": config.budget,
+        "budget_used_up": meter.closed,
+        "roles": [_data(each) for each in swaps],
+        "asked": _asked(total),
+        "best": best,
+        "advice": said,
+        "folder": str(out),
+    }
+    output.result(result)
+    _saved(config, result, out)
     rows = [
         (
             each.role,
@@ -423,6 +424,20 @@ def _report(
     output.say(f"Asked in all: {_tokens(total)} tokens (prompt + completion){cost}.")
     output.say(said)
     return 0 if best else 1
+
+
+def _saved(config: RolesConfig, result: dict[str, Any], out: Path) -> None:
+    """Save a result for the viewer. If the run's folder cannot be written to, that is reported."""
+    given = config.model_dump(include={"policy", "weights", "temperature", "max_tokens"})
+    words = ["hrm-agent", "resume", str(out)]
+    title = f"{config.policy} in each role"
+    try:
+        save_analysis(
+            Path(config.recorded), "roles", given, title=title, command=shlex.join(words),
+            result=result,
+        )  # fmt: skip
+    except OSError as error:
+        remark(f"The result is not saved for the viewer: {error}.")
 
 
 def _cut(meter: Meter, config: RolesConfig, runs: int, recorded: int) -> str:
