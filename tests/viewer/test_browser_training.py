@@ -302,7 +302,7 @@ def look_at_swaps(site: Site, page: Page, browsing: Browsing, folder: Path, run:
     expect(table.get_by_role("row").filter(has_text="+0.250")).to_have_count(1)
     expect(table).to_contain_text("4,000 + 12")
     bar = table.get_by_role("img", name="95 % interval")
-    expect(bar).to_have_attribute("aria-label", "0.25, 95 % interval 0.125 to 0.375")
+    expect(bar).to_have_attribute("aria-label", "0.250, 95 % interval 0.125 to 0.375")
     expect(page.get_by_text("Based on 8 tasks, 8 of 9 runs.")).to_be_visible()
     browsing.check(page, "hostile roles 390")
     site.go(page, "analyses", place=site.place, run=run)

@@ -36,7 +36,7 @@ from hrm_agent.models.call_recording import copied_call, recorded_call_id
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.store import RunStore
-from hrm_agent.training.evaluation.budget import Asked, BudgetUsedUp, Meter
+from hrm_agent.training.evaluation.budget import BudgetUsedUp, Meter, RequestTotal
 from hrm_agent.training.evaluation.compare import Comparison, compare
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.rollout.eligibility import needs_second_attempt
@@ -88,9 +88,9 @@ class RoleSwap:
     """Number of runs that called the role."""
     comparison: Comparison
     """Recorded runs against swapped ones, on the same tasks."""
-    asked: Asked
+    asked: RequestTotal
     """Requests to the swapped policy."""
-    asked_others: Asked
+    asked_others: RequestTotal
     """Requests to the policies of the other roles."""
 
     @property

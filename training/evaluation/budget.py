@@ -26,11 +26,11 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.training.evaluation.prices import Prices, usage
 from hrm_agent.trajectory import Call, RequestSize
 
-__all__ = ["Asked", "Budget", "BudgetUsedUp", "Meter", "read_budget"]
+__all__ = ["BudgetUsedUp", "Meter", "RequestBudget", "RequestTotal", "read_budget"]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RequestBudget:
     """Limit of the total of all requests."""
 
     amount: float
@@ -46,7 +46,7 @@ class BudgetUsedUp(RunError):
     """The next request could exceed the budget."""
 
 
-class Asked(NamedTuple):
+class RequestTotal(NamedTuple):
     """Tokens of requests that were sent."""
 
     read: int = 0
@@ -61,7 +61,7 @@ class Asked(NamedTuple):
         return self.read + self.sampled
 
 
-def read_budget(text: str) -> Budget:
+def read_budget(text: str) -> RequestBudget:
     """Parse `2.50` (money) or `200000tokens`. Raises `ConfigError`."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) ?(tokens)?", text.strip())
     if match is None or not (amount := float(match[1])) > 0:
@@ -69,7 +69,7 @@ def read_budget(text: str) -> Budget:
             f"--budget {text!r} is not an amount.",
             "Write an amount of money, as --budget 2.50, or of tokens, as --budget 200000tokens.",
         )
-    return Budget(amount, tokens=match[2] is not None)
+    return RequestBudget(amount, tokens=match[2] is not None)
 
 
 class _Reserved(NamedTuple):
@@ -86,7 +86,7 @@ class Meter:
         self,
         file: Path,
         prices: Prices,
-        budget: Budget | None,
+        budget: RequestBudget | None,
         answered: Callable[[Sequence[str]], Iterable[Call]],
     ) -> None:
         """Read the requests of earlier processes from `file`. `answered`: function that reads those
@@ -101,7 +101,7 @@ class Meter:
         """Reservations of requests without an answer on record, by call id."""
         self._waiting: dict[str, int] = {}
         """Ranks of the requests that wait, by call id."""
-        self._settled: dict[str, Asked] = {}
+        self._settled: dict[str, RequestTotal] = {}
         self._spent = 0.0
         """Total of the requests that are not open, in the unit of the budget."""
         self.closed = False
@@ -119,7 +119,7 @@ class Meter:
             )
         self._spent += sum(self._in_budget(self._most(each)) for each in lost)
 
-    def asked(self, call_ids: Iterable[str]) -> Asked:
+    def asked(self, call_ids: Iterable[str]) -> RequestTotal:
         """Total of those of the given calls that were asked and answered."""
         with self._lock:
             return _sum(self._settled[each] for each in call_ids if each in self._settled)
@@ -129,7 +129,7 @@ class Meter:
             return call_id in self._settled or bool(self._lost.get(call_id))
 
     @property
-    def total(self) -> Asked:
+    def total(self) -> RequestTotal:
         """Total of all requests. Those without an answer count as reserved."""
         with self._lock:
             without = (*self._open.values(), *(r for many in self._lost.values() for r in many))
@@ -190,15 +190,15 @@ class Meter:
         asked = self._most(reserved)
         if reported:
             read, sampled = usage(call)
-            asked = Asked(read, sampled, self._cost(reserved, read, sampled))
+            asked = RequestTotal(read, sampled, self._cost(reserved, read, sampled))
         self._settled[call.id] = asked
         self._spent += self._in_budget(asked)
 
-    def _most(self, reserved: _Reserved) -> Asked:
+    def _most(self, reserved: _Reserved) -> RequestTotal:
         read, sampled = reserved.read, reserved.sampled
         if sampled is None:  # asked without a budget
-            return Asked(read, 0, math.nan)
-        return Asked(read, sampled, self._cost(reserved, read, sampled))
+            return RequestTotal(read, 0, math.nan)
+        return RequestTotal(read, sampled, self._cost(reserved, read, sampled))
 
     def _cost(self, reserved: _Reserved, read: int, sampled: int) -> float:
         price = self._prices.find(reserved.model)
@@ -206,13 +206,13 @@ class Meter:
             return price.of(read, sampled)
         return 0.0 if reserved.engine else math.nan
 
-    def _in_budget(self, asked: Asked) -> float:
+    def _in_budget(self, asked: RequestTotal) -> float:
         """Total in the unit of the budget. If it is not known, nothing more may be asked."""
         if self._budget is not None and self._budget.tokens:
             return float(asked.tokens)
         return math.inf if math.isnan(asked.cost) else asked.cost
 
-    def _refuse_unknown(self, request: RequestSize, budget: Budget) -> None:
+    def _refuse_unknown(self, request: RequestSize, budget: RequestBudget) -> None:
         if not request.by_policy:
             raise ConfigError(
                 f"The graph asks {request.model}, a model of its own, which is not held to a"
@@ -241,9 +241,9 @@ class Meter:
         )
 
 
-def _sum(each: Iterable[Asked]) -> Asked:
+def _sum(each: Iterable[RequestTotal]) -> RequestTotal:
     found = [*each]
-    return Asked(
+    return RequestTotal(
         sum(one.read for one in found),
         sum(one.sampled for one in found),
         sum(one.cost for one in found),

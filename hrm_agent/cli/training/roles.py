@@ -52,7 +52,7 @@ from hrm_agent.training.analysis.role_swaps import (
 )
 from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
-from hrm_agent.training.evaluation.budget import Asked, Meter, read_budget
+from hrm_agent.training.evaluation.budget import Meter, RequestTotal, read_budget
 from hrm_agent.training.evaluation.prices import read_prices
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.rollout.eligibility import fault_of
@@ -477,11 +477,11 @@ def _data(each: RoleSwap) -> dict[str, Any]:
     }
 
 
-def _asked(asked: Asked) -> dict[str, float]:
+def _asked(asked: RequestTotal) -> dict[str, float]:
     return {"read": asked.read, "sampled": asked.sampled, "cost": asked.cost}
 
 
-def _tokens(asked: Asked) -> str:
+def _tokens(asked: RequestTotal) -> str:
     return f"{asked.read:,} + {asked.sampled:,}"
 
 
