@@ -372,13 +372,9 @@ class SwapRecording(Recording):
         self._answers_lock = threading.Lock()
         taken = {(call.identity.path, call.started_at) for call in own}
         self._answers: defaultdict[tuple[Any, ...], list[Call]] = defaultdict(list)
-        self._recorded_seeds: dict[tuple[Any, ...], int] = {}
         for call in origin.calls:
-            place = _place(call.identity, call.request_hash)
-            if call.seed is not None:
-                self._recorded_seeds.setdefault(place, call.seed)
             if (call.identity.path, call.started_at) not in taken:
-                self._answers[place].append(call)
+                self._answers[_place(call.identity, call.request_hash)].append(call)
         self._tools = {_key_of(tool): tool for tool in origin.tool_calls if tool.status is not None}
         self._origin_draws = {(each.identity.path, each.identity.attempt): each for each in draws}
         self._asks = any(meter.was_asked(call.id) for call in own)
@@ -453,10 +449,6 @@ class SwapRecording(Recording):
         asked = call_id(identity.thread_id, identity.task_id, index)
         self._meter.lose(asked)
         self._open_requests.discard(asked)
-
-    def draw_seed(self, identity: GraphIdentity, request_hash: str) -> int:
-        recorded = self._recorded_seeds.get(_place(identity, request_hash))
-        return super().draw_seed(identity, request_hash) if recorded is None else recorded
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
         own = super().claim_tool_call(started)

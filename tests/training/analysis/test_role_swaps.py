@@ -130,6 +130,9 @@ async def test_a_swap_is_the_whole_run_from_its_seed_without_what_is_on_record(
                 }
                 earlier = [call for call in swapped.calls if call.identity.path < first]
                 assert not any(meter.was_asked(call.id) for call in earlier)
+                tools = {tool.started_at for tool in origin.tool_calls}
+                if role in ("critique", "synthesize"):  # the solvers come before them
+                    assert tools <= {tool.started_at for tool in swapped.tool_calls}
         gains = {each.role: each.comparison.b.pass_at_1.value for each in found}
         assert gains == {role: sum(each.outcome for each in expected[role]) / 4 for role in ROLES}
         recorded = sum(each.sampled_tokens for each in base)
