@@ -100,8 +100,10 @@ class RoleSwap:
 
     @property
     def clear(self) -> bool:
-        """True if the 95 % interval of the gain lies above 0."""
-        return self.comparison.difference.low > 0
+        """True if the 95 % interval of the gain lies above 0, and the exact test agrees. With a few
+        tasks the interval alone is too narrow.
+        """
+        return self.comparison.difference.low > 0 and self.comparison.certain
 
     @property
     def tokens(self) -> int:
@@ -119,9 +121,7 @@ class RoleSwap:
 
 
 def best_role(swaps: Iterable[RoleSwap]) -> str:
-    """Role with the largest gain among those whose interval lies above 0 (empty if there is
-    none).
-    """
+    """Role with the largest gain among those with a clear one (empty if there is none)."""
     gaining = [each for each in swaps if each.role != ALL and each.clear]
     return max(gaining, key=lambda each: each.gain).role if gaining else ""
 

@@ -201,7 +201,7 @@ def roles_run(config: RolesConfig, out: Path, output: Output) -> int:
     prices = read_prices(config.price)
     with existing_store(config.recorded, source.config.allowed_types) as recorded:
         runs, roles = _runs(recorded, source)
-        if config.policy == source.policy:
+        if _same_policy(config.policy, source.policy):
             raise ConfigError(
                 f"{config.policy} is the policy of {source.folder} itself.",
                 "Try another one: --try.",
@@ -277,6 +277,13 @@ def _runs(store: RunStore, source: _Source) -> tuple[list[SwappedRun], list[str]
     if not roles:
         raise RunError(f"No run in {source.folder} asked a model.", "Name another run.")
     return sorted(found, key=lambda each: _place(each.trajectory)), [*roles]
+
+
+def _same_policy(one: str, other: str) -> bool:
+    """True for equal model strings, and for two names of the same files."""
+    stamp = stamp_of_weights(one)
+    same_files = bool(stamp) and "?" not in one + other and stamp == stamp_of_weights(other)
+    return one == other or same_files
 
 
 def _place(header: Trajectory) -> tuple[object, ...]:
@@ -449,7 +456,7 @@ def _cut(meter: Meter, config: RolesConfig, runs: int, recorded: int) -> str:
 
 def _advice(config: RolesConfig, source: _Source, best: str, others: Sequence[str]) -> str:
     if not best:
-        return "No role gains: no interval lies above 0."
+        return "No role gains: no interval lies clearly above 0."
     asked = parse_model(config.policy)
     larger = size_of_weights(config.policy) > _BIGGER * size_of_weights(source.policy)
     if parse_model(source.policy).local and asked.local and not larger:

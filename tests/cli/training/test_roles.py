@@ -55,7 +55,7 @@ def init_chat_model(name, **options):
     return ChatOpenAI(model=name.partition(":")[2], **options)
 """
 """Part of the package langchain, which the tests do without, that opens a provider's model."""
-TASKS = 12
+TASKS = 8
 A_CALL = 8
 """Tokens that the server reports for a call."""
 
@@ -126,8 +126,8 @@ def test_only_what_the_swap_changes_is_asked(server: ProviderServer, hrm: Comman
     assert list(rows) == ["draft", "finish", "all"]
     gains = {role: row["comparison"]["difference"]["value"] for role, row in rows.items()}
     assert gains == {"draft": 1, "finish": 0, "all": 1}
-    assert rows["draft"]["asked"] == {"read": 60, "sampled": 36, "cost": pytest.approx(132e-6)}
-    assert rows["draft"]["asked_others"]["sampled"] == 36
+    assert rows["draft"]["asked"] == {"read": 40, "sampled": 24, "cost": pytest.approx(88e-6)}
+    assert rows["draft"]["asked_others"]["sampled"] == 24
     assert rows["finish"]["asked_others"]["sampled"] == 0
     assert found["best"] == "draft" and found["tasks"] == TASKS
 
@@ -135,8 +135,8 @@ def test_only_what_the_swap_changes_is_asked(server: ProviderServer, hrm: Comman
 @pytest.mark.parametrize(
     ("budget", "prices", "cost"),
     [
-        ("800tokens", (), A_CALL),
-        ("0.0008", ("--price", "strong=1,1", "--price", "weak=1,1"), A_CALL / 1e6),
+        ("720tokens", (), A_CALL),
+        ("0.00072", ("--price", "strong=1,1", "--price", "weak=1,1"), A_CALL / 1e6),
     ],
 )
 def test_a_budget_is_never_exceeded(
@@ -148,7 +148,7 @@ def test_a_budget_is_never_exceeded(
     # the next request could take 500 tokens and its prompt
     assert limit - 700 * cost / A_CALL < len(server.asked) * cost <= limit
     assert found["budget_used_up"] and 0 < found["tasks"] < TASKS
-    assert found["runs"] == found["tasks"] and found["best"] == "draft"
+    assert found["runs"] == found["tasks"]
     told = hrm("roles", "base", "--try", "openai:strong", *words)
     assert f"the budget of {budget} does not suffice for more" in " ".join(told.out.split())
     whole = roles(hrm, *prices)
@@ -161,7 +161,7 @@ def test_a_provider_that_fails_ends_the_command_and_nothing_is_asked_twice(
     server: ProviderServer, hrm: Command
 ) -> None:
     def failing(body: dict[str, Any]) -> str:
-        if len(server.asked) > 20 and "draft" in body["messages"][-1]["content"]:
+        if len(server.asked) > 12 and "draft" in body["messages"][-1]["content"]:
             lost.append(body)
             raise ConnectionError
         return answer(body)
@@ -190,7 +190,7 @@ def test_a_killed_command_asks_nothing_twice(server: ProviderServer, hrm: Comman
     server.text = slow
     words = ("roles", "base", "--try", "openai:strong", "--concurrency", "1")
     killed = subprocess.Popen([sys.executable, "-m", "hrm_agent", *words])
-    while len(server.asked) < 15:
+    while len(server.asked) < 10:
         assert killed.poll() is None
         time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
@@ -205,7 +205,7 @@ def test_a_killed_command_asks_nothing_twice(server: ProviderServer, hrm: Comman
 
 def test_no_role_gains(server: ProviderServer, hrm: Command) -> None:
     told = hrm("roles", "base", "--try", "openai:weaker")
-    assert told.code == 1 and "No role gains: no interval lies above 0." in told.out
+    assert told.code == 1 and "No role gains: no interval lies clearly above 0." in told.out
 
 
 @pytest.mark.parametrize(
