@@ -233,6 +233,7 @@ def test_hostile_names_and_numbers_of_metrics_break_no_chart(
     expect(page.get_by_text("The weights did not change").locator(".chip").first).to_be_visible()
     browsing.check(page, "hostile step 390")
     look_at_an_analysis(site, page, browsing, folder)
+    look_at_a_film(site, page, browsing, folder)
     assert page.evaluate("window.broken_in") is None
 
 
@@ -308,6 +309,59 @@ def look_at_swaps(site: Site, page: Page, browsing: Browsing, folder: Path, run:
     site.go(page, "analyses", place=site.place, run=run)
     page.get_by_role("link", name="nothing").click()
     expect(page.get_by_text("No role was swapped.")).to_be_visible()
+
+
+def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> None:
+    """Go over the versions by the keyboard, the buttons and the strip, and on to a step."""
+    call = {"role": HOSTILE, "prompt": HOSTILE, "like": None, "kept": 0, "tools": []}
+    tool = {"name": HOSTILE, "status": "error", "content": HOSTILE}
+    first = {"version": 0, "right": False, "answer": "7", "caption": ["No tool is called."]}
+    flip = {"call": 0, "token": 1, "old": "7", "new": HOSTILE, "old_before": 0.5, "old_now": None}
+    then = {"version": 2, "right": True, "answer": "8", "caption": [HOSTILE], "flips": [flip]}
+    calls = [
+        {**call, "tokens": ["It is ", "7", "."]},
+        {**call, "tokens": ["kept"]},
+    ]
+    changed = [
+        {**call, "like": 0, "kept": 1, "tokens": [HOSTILE, "!"], "tools": [tool]},
+        {"same": 1},
+    ]
+    scenes = [{**first, "calls": calls}, {**then, "calls": changed}]
+    tasks = [
+        {"prompt": HOSTILE, "expected": "8", "why": "hrm-agent why", "scenes": scenes},
+        {"prompt": "unchanged", "scenes": [{**first, "right": None, "calls": calls}]},
+        {"prompt": "none", "scenes": [7]},
+    ]
+    result = {"versions": [0, 1, 2, 3], "tasks": tasks}
+    name = save_analysis(folder, "film", {}, title=HOSTILE, command="", result=result).stem
+    run = (folder / "run_id").read_text()
+    site.go(page, "analysis", place=site.place, run=run, name=name)
+    slider = page.get_by_role("slider", name="Version")
+    expect(slider).to_have_attribute("aria-valuetext", "Before the training")
+    expect(page.get_by_role("button", name="none")).to_have_count(0)
+    assert page.locator(".film-text mark, .film-text ins").count() == 0
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(slider).to_have_attribute("aria-valuetext", "After step 1")
+    expect(page.get_by_text("Unchanged since then.")).to_be_visible()
+    page.keyboard.press("n")
+    expect(slider).to_have_attribute("aria-valuetext", "After step 2")
+    expect(page.locator(".film-text del")).to_have_text("7")
+    expect(page.locator(".film-text mark .chip").first).to_be_visible()
+    expect(page.locator(".film-text ins")).to_have_text("!")
+    expect(page.get_by_text("hrm-agent why --flip 2 --step 2")).to_be_visible()
+    expect(page.locator(".film-call").nth(1)).to_contain_text("kept")
+    browsing.check(page, "hostile film 390")
+    page.get_by_role("button", name="Play").click()
+    expect(slider).to_have_attribute("aria-valuetext", "After step 3")
+    expect(page.get_by_role("button", name="Play")).to_be_visible()
+    page.get_by_role("button", name="unchanged").click()
+    expect(page.get_by_role("heading", level=2)).to_have_text("unchanged")
+    page.get_by_role("button", name="After step 2 until step 3: right").click()
+    expect(slider).to_have_attribute("aria-valuetext", "After step 2")
+    expect(page.get_by_role("link", name="Update and rollouts of step 2")).to_be_visible()
+    page.locator(".film-text mark a").press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Step 2")
 
 
 def test_a_hidden_page_gives_its_stream_back_and_reads_all_anew_when_it_is_seen(

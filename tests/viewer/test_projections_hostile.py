@@ -381,7 +381,7 @@ def test_only_valid_analyses_are_shown(place: Place, ask: Ask, tmp_path: Path) -
     ):
         (folder / f"{name}.json").write_text(text)
     outside = tmp_path / "outside.json"
-    for path in (outside, folder / f"{valid}.json", folder / "film-0123456789abcdef.json"):
+    for path in (outside, folder / f"{valid}.json", folder / "other-0123456789abcdef.json"):
         path.write_text(json.dumps(ANALYSIS))
     (folder / f"{others[6]}.json").symlink_to(outside)
     os.mkfifo(folder / f"{others[7]}.json")

@@ -14,6 +14,9 @@ from typing import Any
 from hrm_agent.errors import ConfigError, ModelError, RunError, nearest
 from hrm_agent.models.local.engine import TransformersEngine
 from hrm_agent.models.local.model_inspection import longest_conversation
+from hrm_agent.runtime.episode import Episode
+from hrm_agent.training.analysis.films.drafts import answer_of, requests_of
+from hrm_agent.training.analysis.films.film import film
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.analysis.why import Behaviour
 from hrm_agent.training.records.retrace import RecordedTraining
@@ -22,7 +25,7 @@ from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Call, Trajectory
 from hrm_agent.trajectory.forest import path_to
 
-__all__ = ["answer_to", "tool_called", "turn_of"]
+__all__ = ["answer_to", "flip_of", "tool_called", "turn_of"]
 
 _ANSWERS, _BEGINNINGS = 256, 16
 """Maximum number of recorded answers that are searched for calls of a tool, and of their beginnings
@@ -204,6 +207,28 @@ def turn_of(
     ended = bool(answer) and answer[-1] in codec.control_token_ids
     whole = answer[:-1] if ended else answer
     return _behaviour(training, call, [*prompt, *whole], codec.encode_text(text))
+
+
+async def flip_of(training: RecordedTraining, episode: Episode, version: int) -> Behaviour:
+    """Behaviour: under `version`, an answer in the film of a task first differs by this token.
+
+    Raises `RunError` if the version does not change the run.
+    """
+    versions = [each for each in training.kept if each <= version]
+    made = await film(training, [episode], versions=versions)
+    scenes = made.reels[0].scenes
+    found = next((each for each in scenes if each.version == version and each.flips), None)
+    if found is None:
+        known = ", ".join(str(each.version) for each in scenes if each.flips)
+        raise RunError(
+            f"No token of this task flips after step {version}.",
+            f"Earlier flips are after the steps {known}." if known else "Film the task first.",
+        )
+    flip = found.flips[0]
+    call = found.run.calls[flip.call]
+    prompt, _, _ = requests_of(found.run)[call.id]
+    context = [*prompt, *answer_of(call)[: flip.token]]
+    return _behaviour(training, call, context, [flip.new_id])
 
 
 def _calls(training: RecordedTraining, run: Trajectory) -> list[Call]:

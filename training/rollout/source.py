@@ -460,9 +460,11 @@ def refuse_unknown_families(config: GrpoConfig, folder: Path) -> None:
     refuse_other_families((each.name for each in config.families), found)
 
 
-def held_out(config: GrpoConfig, folder: Path) -> list[Task]:
-    """Held-out problems of an evaluation, which are the same each time."""
-    count = config.evaluation.eval_problems
+def held_out(config: GrpoConfig, folder: Path, count: int | None = None) -> list[Task]:
+    """Held-out problems of an evaluation, which are the same each time. `count`: number of problems
+    (None: the number in the configuration).
+    """
+    count = count or config.evaluation.eval_problems
     return load_tasks(
         config.tasks, split="eval", seed=config.seed, count=count, folder=tasks_folder(folder)
     )

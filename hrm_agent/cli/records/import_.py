@@ -1,6 +1,6 @@
-"""`hrm-agent import`: imports trajectories of a file into a store.
+"""`hrm-agent import`: imports trajectories of files into a store.
 
-The file is read twice. In the first pass, every trajectory is checked by the linter and compared
+Files are read twice. In the first pass, every trajectory is checked by the linter and compared
 with the record. If a line cannot be read, or a trajectory is invalid or differs from the recorded
 one, nothing is written. In the second pass, trajectories are written one by one, each with its
 calls first and its own fields last. So after an interrupt, each trajectory is complete or missing,
@@ -10,7 +10,8 @@ and the same command continues. A trajectory that is already recorded unchanged 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, deque
+from itertools import islice
 from pathlib import Path
 
 from hrm_agent.cli.common.arguments import Parser
@@ -19,7 +20,7 @@ from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.errors import StoreError
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.trajectory import Call, ToolCall, Trajectory
-from hrm_agent.trajectory.formats import FORMATS, Origin, import_from
+from hrm_agent.trajectory.formats import FORMATS, Origin, import_from, missing_parts
 from hrm_agent.trajectory.formats.shared.json_documents import printable
 from hrm_agent.trajectory.lint import lint
 
@@ -31,7 +32,13 @@ def run(words: list[str]) -> int:
         "import", "Read trajectories into a store; docs/formats.md says what each format keeps."
     )
     parser.add_argument(
-        "file", type=Path, help="a file of `hrm-agent export`, TRL, verifiers, inspect, or in ATIF"
+        "file",
+        type=Path,
+        nargs="+",
+        help=(
+            "a file of `hrm-agent export`, TRL, verifiers, inspect, in ATIF, or traces: OTLP in JSON"
+            " or protobuf, runs of LangSmith, observations of Langfuse, spans of Phoenix"
+        ),
     )
     parser.add_argument(
         "--store", default=DEFAULT_STORE, help=f"store or run folder [{DEFAULT_STORE}]"
@@ -50,8 +57,9 @@ def run(words: list[str]) -> int:
     )
     arguments = parser.read(words)
     origin = Origin(arguments.policy, arguments.raw_logprobs)
-    # an invalid file must not create a store
-    next(import_from(arguments.file, arguments.format, origin), None)
+    # an invalid file must not create a store; of one file, its first trajectory is enough
+    checked = import_from(arguments.file, arguments.format, origin)
+    deque(islice(checked, 1 if len(arguments.file) == 1 else None), maxlen=0)
     with open_store(arguments.store) as store:
         for trajectory in import_from(arguments.file, arguments.format, origin):
             if not _is_on_record(store, trajectory):
@@ -69,7 +77,10 @@ def run(words: list[str]) -> int:
                     )
                 _refuse_foreign(store, trajectory)
         counts: Counter[str] = Counter()
+        missing = Counter[str]()
+        origin.notes.clear()
         for trajectory in import_from(arguments.file, arguments.format, origin):
+            missing += missing_parts(trajectory)
             counts[_take(store, trajectory)] += 1
             counts["untrainable"] += not trajectory.trainable
             # count forks of which the store does not return all calls
@@ -78,7 +89,12 @@ def run(words: list[str]) -> int:
             ) < len(trajectory.calls)
     output = Output(as_json=arguments.json)
     names = ("imported", "present", "without_lineage", "untrainable")
-    output.result({"store": arguments.store, **{name: counts[name] for name in names}})
+    lacks = {
+        name: dict(found)
+        for name, found in (("missing", missing), ("notes", origin.notes))
+        if found
+    }
+    output.result({"store": arguments.store, **{name: counts[name] for name in names}, **lacks})
     output.say(
         f"{counts['imported']} trajectories imported into {arguments.store}, {counts['present']}"
         " were there already"
@@ -90,6 +106,10 @@ def run(words: list[str]) -> int:
         )
     if counts["untrainable"]:
         output.say(f"{counts['untrainable']} cannot be trained on; `hrm-agent show` says why")
+    for note, count in origin.notes.items():
+        output.say(f"{count} {note}")
+    for part, count in missing.items():
+        output.say(f"not in the files: {part} ({count})")
     return 0
 
 

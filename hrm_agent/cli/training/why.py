@@ -45,6 +45,13 @@ def run(words: list[str]) -> int:
     add("--calls-tool", metavar="NAME", help="the first answer to the task calls this tool")
     add("--thread", help="recorded run; the text is a part of an answer in it")
     add("--turn", type=int, metavar="N", help="N-th call of the policy in that run [the last]")
+    add(
+        "--flip",
+        type=int,
+        metavar="N",
+        help="the text is the token that flips after step N in the film of the task",
+    )
+    add("--seed", type=int, metavar="N", help="base of the film's seeds [the training's]")
     add("--step", type=int, metavar="N", help="step to analyse, from 1 [the one that taught most]")
     add("--store", metavar="URL", help="store of the run [found through its folder]")
     add("--top", type=int, default=5, metavar="N", help="number of rollouts shown [5]")
@@ -78,6 +85,14 @@ def _check(arguments: argparse.Namespace) -> None:
             "Name either a task or a recorded run.",
             'Write `why RUN "PROMPT" --says TEXT`, or `why RUN --thread THREAD`.',
         )
+    if arguments.flip is not None and any(
+        each is not None for each in (arguments.says, arguments.turn, arguments.calls_tool)
+    ):
+        raise ConfigError(
+            "--flip names the text by itself.", "Leave out --says, --turn and --calls-tool."
+        )
+    if arguments.seed is not None and arguments.flip is None:
+        raise ConfigError("--seed is without --flip.", "Name the flip as well.")
     if arguments.calls_tool is not None and (
         arguments.prompt is None or arguments.says is not None
     ):
@@ -85,14 +100,15 @@ def _check(arguments: argparse.Namespace) -> None:
             "--calls-tool is for a task, and without --says.",
             'Write `why RUN "PROMPT" --calls-tool NAME`.',
         )
-    if arguments.prompt is not None and arguments.says is None and arguments.calls_tool is None:
+    named = (arguments.says, arguments.calls_tool, arguments.flip)
+    if arguments.prompt is not None and all(each is None for each in named):
         raise ConfigError(
             "--says is missing.",
             'Write `why RUN "PROMPT" --says TEXT`, or `--calls-tool NAME`.',
         )
     if arguments.turn is not None and arguments.thread is None:
         raise ConfigError("--turn is without --thread.", "Name the thread as well.")
-    for name, least in (("top", 1), ("remove", 0), ("then", 0), ("step", 1)):
+    for name, least in (("top", 1), ("remove", 0), ("then", 0), ("flip", 1), ("step", 1)):
         if (value := getattr(arguments, name)) is not None and value < least:
             raise ConfigError(f"--{name} {value} is below {least}.", f"Write --{name} {least}.")
 
@@ -155,6 +171,9 @@ def _answer(
 
 def _title(arguments: argparse.Namespace) -> str:
     """Analysed text in one line."""
+    if arguments.flip is not None:
+        task = arguments.thread or repr(arguments.prompt)
+        return f"the token that flips after step {arguments.flip} in {task}"
     if arguments.thread is not None:
         turn = "the last call" if arguments.turn is None else f"call {arguments.turn}"
         context = f"{turn} of {arguments.thread}"
@@ -202,8 +221,14 @@ def _told(behaviour: Behaviour) -> dict[str, Any]:
 
 
 def _behaviour(training: RecordedTraining, arguments: argparse.Namespace) -> Behaviour:
-    from hrm_agent.training.analysis.behaviours import answer_to, tool_called, turn_of
+    from hrm_agent.training.analysis.behaviours import answer_to, flip_of, tool_called, turn_of
+    from hrm_agent.training.analysis.films.tasks import film_episodes
 
+    if arguments.flip is not None:
+        prompts = [arguments.prompt] if arguments.prompt is not None else []
+        threads = [arguments.thread] if arguments.thread is not None else []
+        (episode,) = film_episodes(training, prompts, threads, seed=arguments.seed)
+        return asyncio.run(flip_of(training, episode, arguments.flip))
     if arguments.thread is not None:
         return turn_of(training, arguments.thread, arguments.turn, arguments.says)
     if arguments.calls_tool is not None:

@@ -30,6 +30,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -151,15 +152,24 @@ class TransformersEngine:
         self._loop.start()
         atexit.register(self.close)
 
-    def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """Queue a request. Cancelling the future frees its row before the next step."""
+    def submit(self, request: GenerationRequest, begun: Sequence[int] = ()) -> Future[Completion]:
+        """Queue a request. Cancelling the future frees its row before the next step.
+
+        `begun`: first tokens of the answer, if they are known. They are fed with the prompt, and
+        the completion has only the tokens after them, sampled with the random numbers of their
+        indices in the answer. Raises `ValueError` if `begun` fills the answer, or if the request
+        has a schema.
+        """
         self._gathering.called()
         future: Future[Completion] = Future()
-        error = objection(request.prompt_ids, self.max_length, self._vocab_size, self.name)
+        fed = (*request.prompt_ids, *begun)
+        error = objection(fed, self.max_length, self._vocab_size, self.name)
         if error is not None:
             future.set_exception(error)
             return future
-        job = PendingRequest(request, future, self.max_length)
+        job = PendingRequest(request, future, self.max_length, begun)
+        if begun and (request.schema is not None or len(fed) >= job.limit):
+            raise ValueError(f"an answer cannot continue from {len(begun)} given tokens")
         job.adapter = 0 if self._route is None else self._route.number(request.role)
         future.add_done_callback(
             lambda done: self._cancelled.append(job) if done.cancelled() else None
@@ -386,7 +396,7 @@ class TransformersEngine:
         job: PendingRequest | None = rows.jobs[row]
         if job is None:
             return
-        answer = slice(int(rows.start[row]), int(rows.known[row]))
+        answer = slice(job.start + job.begun, int(rows.known[row]))
         tokens = rows.tokens[row, answer].tolist()
         logprobs = rows.logprobs[row, answer].tolist()
         self._release(row, job)
@@ -456,7 +466,7 @@ class TransformersEngine:
             return False
         row = rows.place(job.prompt, prefix_R)
         sampling = job.request.sampling
-        rows.start[row] = len(job.prompt)
+        rows.start[row] = job.start
         rows.limit[row] = job.limit
         rows.jobs[row] = job
         rows.temperature[row], rows.top_p[row] = sampling.temperature, sampling.top_p

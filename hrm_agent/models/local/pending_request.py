@@ -20,12 +20,22 @@ class PendingRequest:
     """Request with its future, from submission to resolution."""
 
     def __init__(
-        self, request: GenerationRequest, future: Future[Completion], max_length: int
+        self,
+        request: GenerationRequest,
+        future: Future[Completion],
+        max_length: int,
+        begun: Sequence[int] = (),
     ) -> None:
+        """`begun`: first tokens of the answer, if they are known."""
         self.request = request
         self.future = future
-        self.prompt = np.asarray(request.prompt_ids, np.int64)
-        self.limit = min(len(self.prompt) + request.sampling.max_tokens, max_length)
+        self.start = len(request.prompt_ids)
+        """Index of the answer's first token."""
+        self.begun = len(begun)
+        """Number of the answer's tokens that were known before."""
+        self.prompt = np.asarray((*request.prompt_ids, *begun), np.int64)
+        """Tokens to feed before one is sampled."""
+        self.limit = min(self.start + request.sampling.max_tokens, max_length)
         """Maximum number of tokens of prompt and answer."""
         self.watched = request.on_token is not None or bool(request.sampling.stop)
         """True if each token has to be checked."""

@@ -84,6 +84,7 @@ def _intercept(module: ModuleType) -> None:
     """
     pregel: Any = module.Pregel
     entries = {name: getattr(pregel, name) for name in _WAYS_IN}
+    recorded: dict[str, Any] = {}
     lock = threading.Lock()
 
     def first(name: str) -> Any:
@@ -94,11 +95,17 @@ def _intercept(module: ModuleType) -> None:
             if recordings is not None and recordings.open_recording() is not None:
                 return entries[name](self, *given, **options)
             with lock:
-                if pregel.stream is firsts["stream"]:
+                if not recorded:
+                    around = {way: vars(pregel)[way] for way in _WAYS_IN}
                     for way, entry in entries.items():
                         setattr(pregel, way, entry)
                     _open()
-            return getattr(pregel, name)(self, *given, **options)
+                    recorded.update({way: getattr(pregel, way) for way in _WAYS_IN})
+                    # wrappers of another library, which call `begin`
+                    for way, wrapper in around.items():
+                        if wrapper is not firsts[way]:
+                            setattr(pregel, way, wrapper)
+            return recorded[name](self, *given, **options)
 
         return begin
 

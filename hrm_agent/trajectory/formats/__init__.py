@@ -4,8 +4,10 @@ Two formats hold whole trajectories and are read back as equal ones: `jsonl`, on
 as published, and `parquet`, for many. The others belong to other programs. `trl` and `verifiers`
 carry tokens, masks, log-probs and rewards, which a trainer needs, and only these are read back.
 `atif` carries everything except the messages from which tokens were rendered; documents of other
-agents are read, too. `chat` and `preference` carry messages only, `verl` tasks and `otel` spans;
-these four are not read back. Logs of `inspect` are only read. docs/formats.md lists what each format keeps.
+agents are read, too. `chat` and `preference` carry messages only and `verl` tasks; these three are
+not read back. `otel` carries spans, and spans of other programs are read, too. Traces of `phoenix`,
+`langsmith` and `langfuse` and logs of `inspect` are only read. docs/formats.md lists what each
+format keeps.
 
 A file appears under its name only when it is complete. Trajectories are read and written one at a
 time.
@@ -14,7 +16,7 @@ time.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,6 +39,8 @@ from hrm_agent.trajectory.formats.shared.json_documents import documents
 from hrm_agent.trajectory.formats.shared.messages import RequestHints
 from hrm_agent.trajectory.formats.shared.rows import Report, RowMaker, write_rows
 from hrm_agent.trajectory.formats.shared.token_runs import Origin
+from hrm_agent.trajectory.formats.traces.reading import TRACE_FORMATS, read_traces, trace_format
+from hrm_agent.trajectory.formats.traces.runs import missing_parts
 from hrm_agent.trajectory.formats.trl import read_trl, trl_rows
 from hrm_agent.trajectory.formats.verifiers import read_verifiers, verifiers_rows
 from hrm_agent.trajectory.formats.verl import write_verl
@@ -52,6 +56,7 @@ __all__ = [
     "export_to",
     "format_of",
     "import_from",
+    "missing_parts",
     "read_jsonl",
     "read_parquet",
     "write_jsonl",
@@ -81,6 +86,10 @@ class Format:
 
 def _whole(count: int) -> Report:
     return Report(count, count)
+
+
+def _traces(name: str) -> Callable[[Path, Origin], Iterator[Trajectory]]:
+    return lambda path, origin: read_traces([path], origin, name)
 
 
 _WHOLE = "the trajectory, equal to the one that was written"
@@ -145,8 +154,9 @@ FORMATS: dict[str, Format] = {
     ),
     "otel": Format(
         "the spans of one trajectory, as OpenTelemetry's OTLP has them in JSON: `resourceSpans`",
-        "nothing: spans are not a run",
+        "a run for each trace: messages, model calls, tool calls and usage, if the spans have them",
         rows=lambda known, least, roles: otel_rows(),
+        read=_traces("otel"),
         keys=frozenset({"resourceSpans"}),
     ),
     "inspect": Format(
@@ -156,9 +166,24 @@ FORMATS: dict[str, Format] = {
         read=read_inspect,
         keys=frozenset({"eval", "status"}),
     ),
+    "phoenix": Format(
+        "not written: spans by OpenInference, in OTLP or as Phoenix's API lists them, are read only",
+        "a run for each trace, as of `otel`",
+        read=_traces("phoenix"),
+    ),
+    "langsmith": Format(
+        "not written: runs of LangSmith, as JSON, are read only",
+        "a run for each trace: messages, model calls, tool calls, usage and costs",
+        read=_traces("langsmith"),
+    ),
+    "langfuse": Format(
+        "not written: observations of Langfuse, as JSON or OTLP, are read only",
+        "a run for each trace: messages, model calls, tool calls, usage and costs",
+        read=_traces("langfuse"),
+    ),
 }
 """Format by name."""
-_NO_RUNS = {"chat": "conversations", "otel": "spans", "preference": "pairs", "verl": "tasks"}
+_NO_RUNS = {"chat": "conversations", "preference": "pairs", "verl": "tasks"}
 """Contents of the formats that cannot be read back."""
 
 
@@ -188,21 +213,36 @@ def export_to(
 
 
 def import_from(
-    path: Path, name: str | None = None, origin: Origin | None = None
+    path: Path | Sequence[Path], name: str | None = None, origin: Origin | None = None
 ) -> Iterator[Trajectory]:
-    """Trajectories of a file in the format `name` (None: detected from the file)."""
-    found = format_of(path, name) if name else _shown(path)
-    read = FORMATS[found].read
-    if read is None:
-        raise StoreError(
-            f"{path} holds {_NO_RUNS[found]}, which cannot be imported as runs.",
-            (
-                f"Train on it as it is: hrm-agent train sft {path}"
-                if found == "chat"
-                else "`hrm-agent export --format parquet` writes runs."
-            ),
-        )
-    return read(path, origin or Origin())
+    """Trajectories of files in the format `name` (None: detected from each file). Trace files of
+    one format are read together, since a trace may be in several.
+    """
+    paths = [path] if isinstance(path, Path) else path
+    origin = origin or Origin()
+    by_format: dict[str, list[Path]] = {}
+    for one in paths:
+        found = format_of(one, name) if name else _shown(one)
+        if FORMATS[found].read is None:
+            raise StoreError(
+                f"{one} holds {_NO_RUNS[found]}, which cannot be imported as runs.",
+                (
+                    f"Train on it as it is: hrm-agent train sft {one}"
+                    if found == "chat"
+                    else "`hrm-agent export --format parquet` writes runs."
+                ),
+            )
+        by_format.setdefault(found, []).append(one)
+    return chain.from_iterable(_read(found, some, origin) for found, some in by_format.items())
+
+
+def _read(name: str, paths: Sequence[Path], origin: Origin) -> Iterator[Trajectory]:
+    read = FORMATS[name].read
+    if name in TRACE_FORMATS:
+        yield from read_traces(paths, origin, name)
+    elif read is not None:
+        for path in paths:
+            yield from read(path, origin)
 
 
 def format_of(path: Path, name: str | None) -> str:
@@ -228,6 +268,8 @@ def _shown(path: Path) -> str:
         return "parquet"
     if zipfile.is_zipfile(path):
         return "inspect"
+    if (traces := trace_format(path)) is not None:
+        return traces
     first = next((row for _, row in documents(path, nan=True)), None)
     fits = (
         name

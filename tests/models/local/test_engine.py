@@ -72,6 +72,22 @@ def engine(model: Any, request: pytest.FixtureRequest) -> Iterator[TransformersE
         yield engine
 
 
+def test_an_answer_continues_from_its_first_tokens(engine: TransformersEngine) -> None:
+    """Each index has its own noise, whatever is in the cache."""
+    prompts = [prompt_of(length) for length in (1, 40, 7)]
+    wholes = [ask(engine, prompt, seed).result() for seed, prompt in enumerate(prompts)]
+    engine.publish(0)
+    for count in (1, 5, 11):
+        for seed, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
+            request = GenerationRequest(tuple(prompt), Sampling(seed=seed, max_tokens=12))
+            rest = engine.submit(request, whole.token_ids[:count]).result()
+            assert rest.token_ids == whole.token_ids[count:]
+            assert rest.finish_reason is whole.finish_reason
+            assert rest.logprobs == pytest.approx(whole.logprobs[count:], abs=1e-4)
+    with pytest.raises(ValueError, match="cannot continue from 12 given tokens"):
+        engine.submit(request, wholes[0].token_ids)
+
+
 def test_logprobs_are_those_of_a_plain_forward_pass(engine: TransformersEngine, model: Any) -> None:
     prompts = [
         prompt_of(length, i)

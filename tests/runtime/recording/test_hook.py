@@ -88,6 +88,28 @@ def test_a_program_is_recorded_and_keeps_its_exit_code(words: list[str], code: i
     assert trajectory.graph == "tests.support.graphs.own_agent:graph"
 
 
+def test_a_library_that_wraps_the_entry_points_before_the_first_run() -> None:
+    """Tracing libraries replace `Pregel.stream` by a wrapper that calls what it found there."""
+    program = """
+from theirs import main
+from langgraph.pregel import Pregel
+found, calls = Pregel.stream, []
+
+def stream(self, *given, **options):
+    calls.append(self)
+    yield from found(self, *given, **options)
+
+Pregel.stream = stream
+main()
+main()
+assert len(calls) == 2, calls
+assert Pregel.stream is stream
+"""
+    words = ["record", "--store", "runs/x.db", "--", sys.executable, "-c", program]
+    assert main(words) == 0
+    assert [t.answer for t in on_record()] == ["It is 42.", "It is 42."]
+
+
 def test_the_line_that_is_installed_records_and_leaves_other_checkpointers_as_they_are() -> None:
     line = (Path(hook.__file__).parent / "startup" / "hrm_agent_record.pth").read_text()
     check = (

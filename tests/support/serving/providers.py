@@ -16,21 +16,24 @@ from typing import Any, Self
 __all__ = ["ProviderServer"]
 
 TEXT = "It is 42, über alles."
-ARGUMENTS = {"a": 6, "b": 7.5, "note": 'sixty "and" ✓'}
+ARGUMENTS: dict[str, Any] = {"a": 6, "b": 7.5, "note": 'sixty "and" ✓'}
 
 
 class ProviderServer:
     """Server on a free port. `asked` lists the bodies of all requests.
 
     `cost`: cost that is reported beside the tokens, as by routers such as OpenRouter. `text`: text
-    of the answer.
+    of the answer. `calls`: number of tool calls in an answer that calls tools.
     """
 
     def __init__(
-        self, cost: float | None = None, text: str | Callable[[dict[str, Any]], str] = ""
+        self,
+        cost: float | None = None,
+        text: str | Callable[[dict[str, Any]], str] = "",
+        calls: int = 1,
     ) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.cost, self.text = cost, text
+        self.cost, self.text, self.calls = cost, text, calls
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,7 +45,7 @@ class ProviderServer:
                     whole, stream = _anthropic(body, number)
                 else:
                     text = server.text(body) if callable(server.text) else server.text or TEXT
-                    whole, stream = _openai(body, number, text, server.cost)
+                    whole, stream = _openai(body, number, text, server.cost, server.calls)
                 self.send_response(200)
                 self.send_header(
                     "Content-Type",
@@ -82,15 +85,20 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _openai(
-    body: dict[str, Any], number: int, text: str, cost: float | None
+    body: dict[str, Any], number: int, text: str, cost: float | None, many: int
 ) -> tuple[dict[str, Any], Iterator[str]]:
-    arguments = json.dumps(ARGUMENTS, separators=(",", ":"))
     calls = [
         {
-            "id": f"call_{number}",
+            "id": f"call_{number}" if index == 0 else f"call_{number}_{index}",
             "type": "function",
-            "function": {"name": "multiply", "arguments": arguments},
+            "function": {
+                "name": "multiply",
+                "arguments": json.dumps(
+                    {**ARGUMENTS, "a": ARGUMENTS["a"] + index}, separators=(",", ":")
+                ),
+            },
         }
+        for index in range(many)
     ]
     message: dict[str, Any] = {
         "role": "assistant",
@@ -129,23 +137,17 @@ def _openai(
             {"role": "assistant", "content": message["content"] and "", "refusal": None}
         ]
         if "tool_calls" in message:
-            started = {"name": "multiply", "arguments": ""}
-            deltas += [
-                {
-                    "tool_calls": [
-                        {
-                            "index": 0,
-                            "id": f"call_{number}",
-                            "type": "function",
-                            "function": started,
-                        }
-                    ]
+            for index, call in enumerate(calls):
+                started = {
+                    **call,
+                    "index": index,
+                    "function": {"name": "multiply", "arguments": ""},
                 }
-            ]
-            deltas += [
-                {"tool_calls": [{"index": 0, "function": {"arguments": part}}]}
-                for part in _cut(arguments)
-            ]
+                deltas.append({"tool_calls": [started]})
+                deltas += [
+                    {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
+                    for part in _cut(call["function"]["arguments"])
+                ]
         else:
             deltas += [{"content": part} for part in _cut(text)]
         chunks: list[dict[str, Any]] = [

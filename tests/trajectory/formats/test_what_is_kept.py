@@ -12,8 +12,10 @@ from langchain_core.messages import AIMessage
 
 from hrm_agent.trajectory import ForkRef, LogprobKind, Sampling, TaskRef, Trajectory, Turn, TurnEnd
 from hrm_agent.trajectory.formats import FORMATS, RequestHints, export_to, import_from
+from hrm_agent.trajectory.formats.otel.file import otel_rows
 from hrm_agent.trajectory.formats.shared.messages import ConversationOfCall, conversation_of
 from hrm_agent.trajectory.formats.shared.reported import usage_of
+from hrm_agent.trajectory.formats.shared.rows import write_rows
 from hrm_agent.trajectory.words import thoughts_of
 from tests.support.trajectory.samples import make_tool_call
 from tests.trajectory.formats.test_chat import (
@@ -101,7 +103,9 @@ ROWS: dict[str, Callable[[Trajectory], Any]] = {
     "token ids and masks": of_calls("token_ids", "mask"),
     "log-probs": of_calls("logprobs"),
     "what the log-probs are of": of_calls("logprob_kind"),
-    "temperature": lambda one: [call.sampling.temperature for call in one.calls],
+    "temperature": lambda one: [
+        (call.sampling or call.sampling_sent).temperature for call in one.calls
+    ],
     "seed and other sampling": of_calls("sampling"),
     "reward `correct`": lambda one: one.rewards["correct"],
     "other rewards": fields("rewards"),
@@ -134,7 +138,10 @@ ROWS: dict[str, Callable[[Trajectory], Any]] = {
 def measured(name: str, folder: Path) -> dict[str, bool]:
     original = sample()
     path = folder / f"x-{name}"
-    assert export_to(path, [original], name, KNOWN).rows == 1
+    if name == "otel":  # as with --otel-content
+        assert write_rows([original], path, otel_rows(KNOWN)).rows == 1
+    else:
+        assert export_to(path, [original], name, KNOWN).rows == 1
     (found,) = import_from(path, name)
     return {row: value(found) == value(original) for row, value in ROWS.items()}
 

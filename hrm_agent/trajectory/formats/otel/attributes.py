@@ -25,6 +25,7 @@ from hrm_agent.trajectory.words import thoughts_of
 
 __all__ = [
     "OURS",
+    "PROVIDERS",
     "Attributes",
     "call_attributes",
     "call_content",
@@ -39,7 +40,7 @@ Attributes = dict[str, str | bool | int | float | list[str]]
 
 OURS = "hrm_agent"
 """Prefix of the names of values for which the conventions have no name."""
-_PROVIDERS = {
+PROVIDERS = {
     "anthropic": "anthropic",
     "azure_openai": "azure.ai.openai",
     "bedrock": "aws.bedrock",
@@ -114,7 +115,7 @@ def call_attributes(call: Call, run: Trajectory) -> Attributes:
         {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": (
-                OURS if scheme in _OWN_ENGINES else _PROVIDERS.get(scheme, scheme)
+                OURS if scheme in _OWN_ENGINES else PROVIDERS.get(scheme, scheme)
             ),
             "gen_ai.conversation.id": run.thread_id,
             "gen_ai.request.model": requested_model(call),
@@ -145,7 +146,7 @@ def requested_model(call: Call) -> str:
     separate attribute.
     """
     scheme, _, name = call.model.partition(":")
-    return name if name and scheme in _PROVIDERS else call.model
+    return name if name and scheme in PROVIDERS else call.model
 
 
 def _finish(call: Call) -> str:

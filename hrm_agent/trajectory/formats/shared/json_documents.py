@@ -15,13 +15,23 @@ from pydantic import BaseModel, ValidationError
 
 from hrm_agent.errors import StoreError
 
-__all__ = ["MOST_BYTES", "documents", "parsed", "printable", "refused", "refused_field", "valid"]
+__all__ = [
+    "MOST_BYTES",
+    "documents",
+    "parsed",
+    "printable",
+    "refused",
+    "refused_field",
+    "valid",
+    "values",
+]
 
 MOST_BYTES = 256 * 2**20
 """Largest document that is read, in bytes: several hundred times the longest run seen so far."""
 _DEPTH = 64
 """Deepest nesting that is read. Stores and other programs fail beyond a few hundred levels."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_SPACE = re.compile(r"\S")
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -49,6 +59,54 @@ def documents(path: Path, *, nan: bool = False) -> Iterator[tuple[str, dict[str,
                 line = file.readline(MOST_BYTES + 1)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}.", "Name a file of runs.") from error
+
+
+def values(path: Path) -> Iterator[tuple[str, Any]]:
+    """JSON values of a file as (place, value): one a line, or one after the other over several
+    lines. Raises `StoreError` for text that is not JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            first = file.readline(MOST_BYTES + 1)
+            if first and not _is_whole(first):
+                yield from _sequence(first + file.read(MOST_BYTES + 1 - len(first)), path)
+                return
+            number = 1
+            line = first
+            while line:
+                if line.strip():
+                    yield f"{path}:{number}", parsed(line, f"{path}:{number}")
+                number = number + 1
+                line = file.readline(MOST_BYTES + 1)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}.", "Name a file of traces.") from error
+
+
+def _sequence(data: bytes, path: Path) -> Iterator[tuple[str, Any]]:
+    if len(data) > MOST_BYTES:
+        refused(str(path), "", f"it is larger than {MOST_BYTES // 2**20} MiB")
+    place = str(path)
+    try:
+        text = data.decode("utf-8-sig")
+        at = _after_space(text, 0)
+        line = 1
+        begin = 0
+        while at < len(text):
+            line += text.count("\n", begin, at)
+            begin = at
+            place = f"{path}:{line}"
+            value, at = _STRICT.raw_decode(text, at)
+            yield place, _checked(value, place)
+            at = _after_space(text, at)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(
+            f"{place} is not JSON: {error}.", "Export it again, or correct it."
+        ) from error
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _NO_SPACE.search(text, at)
+    return found.start() if found else len(text)
 
 
 def parsed(data: bytes, place: str, *, nan: bool = False) -> Any:

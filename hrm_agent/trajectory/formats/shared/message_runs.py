@@ -186,12 +186,13 @@ class ForeignRun:
         self,
         tool_call_id: str,
         name: str,
-        arguments: dict[str, Any],
+        arguments: dict[str, Any] | str,
         *,
         status: ToolStatus,
         content: str,
         task: str | None = None,
         node: str = "",
+        checkpoint_ns: str = "",
         **facts: Any,
     ) -> None:
         """Add a tool call with its outcome. `content`: text that the model was shown."""
@@ -200,7 +201,12 @@ class ForeignRun:
         self.tool_calls.append(
             ToolCall(
                 id=tool_record_id(thread, task, tool_call_id),
-                identity=GraphIdentity(thread_id=thread, task_id=task, node=node or "imported"),
+                identity=GraphIdentity(
+                    thread_id=thread,
+                    task_id=task,
+                    node=node or "imported",
+                    checkpoint_ns=checkpoint_ns,
+                ),
                 tool_call_id=tool_call_id,
                 name=name,
                 arguments=arguments,

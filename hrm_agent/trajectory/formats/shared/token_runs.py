@@ -10,6 +10,7 @@ had them as its prompt.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,8 @@ class Origin:
     """String that names the model (None: the name in the file, else `imported`)."""
     raw_logprobs: bool = False
     """True if the log-probs are known to be raw, whatever the file declares."""
+    notes: Counter[str] = field(default_factory=Counter[str], compare=False)
+    """Parts of the file that a reader left out, in words -> their number."""
 
 
 End = tuple[str | None, tuple[int, ...]]

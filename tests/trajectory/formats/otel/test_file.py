@@ -12,7 +12,6 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
-from hrm_agent.errors import StoreError
 from hrm_agent.trajectory import (
     ForkRef,
     Overlay,
@@ -25,8 +24,10 @@ from hrm_agent.trajectory import (
     Verdict,
 )
 from hrm_agent.trajectory.formats import RequestHints, export_to, import_from
+from hrm_agent.trajectory.formats.otel.file import otel_rows
 from hrm_agent.trajectory.formats.otel.spans import TraceSpan, spans_of, trace_id_of
 from hrm_agent.trajectory.formats.shared.messages import answer_of, context_hash
+from hrm_agent.trajectory.formats.shared.rows import write_rows
 from tests.support.trajectory.samples import identity, make_call, make_tool_call, make_trajectory
 
 OVERLAY = Overlay(
@@ -327,10 +328,38 @@ def _with_base64_ids(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def test_spans_are_not_read_back(tmp_path: Path) -> None:
-    export_to(tmp_path / "spans.jsonl", [make_trajectory()], "otel")
-    with pytest.raises(StoreError, match="holds spans, which cannot be imported"):
-        import_from(tmp_path / "spans.jsonl")
+def test_spans_come_back_as_a_run(tmp_path: Path) -> None:
+    turn = Turn(
+        id="m2",
+        prompt="And then?",
+        before=TurnEnd(status=RunStatus.COMPLETED, stop_reason=StopReason.ANSWER, answer="42"),
+        started_at=101.55,
+    )
+    run = make_trajectory(turns=(turn,), rewards={"correct": 1.0, "short": 0.5})
+    write_rows([run], tmp_path / "spans.jsonl", otel_rows(RequestHints()))
+    (found,) = import_from(tmp_path / "spans.jsonl")
+    assert [answer_of(call).text for call in found.calls] == [
+        answer_of(call).text for call in run.calls
+    ]
+    for name in ("model", "policy_version", "finish_reason"):
+        assert [getattr(call, name) for call in found.calls] == [
+            getattr(call, name) for call in run.calls
+        ]
+    assert [call.identity.role for call in found.calls] == [
+        call.identity.role for call in run.calls
+    ]
+    same = ("tool_call_id", "name", "arguments", "status", "content")
+    assert [[getattr(call, name) for name in same] for call in found.tool_calls] == [
+        [getattr(call, name) for name in same] for call in run.tool_calls
+    ]
+    assert (found.status, found.answer, found.rewards) == (run.status, run.answer, run.rewards)
+    assert (found.group_id, found.task.id, found.task.family, found.policy) == (
+        run.group_id,
+        run.task.id,
+        run.task.family,
+        run.policy,
+    )
+    assert [(one.prompt, one.before.answer) for one in found.turns] == [("And then?", "42")]
 
 
 def test_a_run_without_calls_is_a_span() -> None:

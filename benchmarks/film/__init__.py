@@ -1,0 +1,1 @@
+"""`film` against sampling each run in full."""

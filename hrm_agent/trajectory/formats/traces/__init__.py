@@ -1,0 +1,1 @@
+"""Import of traces that other libraries wrote: OpenTelemetry, Phoenix, LangSmith, Langfuse."""
