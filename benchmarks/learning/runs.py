@@ -22,6 +22,7 @@ __all__ = [
     "fine_tuned",
     "rollouts_of",
     "rows_of",
+    "run_command",
     "share_trained",
     "trained",
 ]
@@ -32,21 +33,21 @@ Row = dict[str, Any]
 def trained(folder: Path, *flags: str) -> Path:
     """Train a model in `folder` by `hrm-agent train rl` with these flags and return its path."""
     if not (folder / "model").exists():
-        _run(folder, "train", "rl", *flags)
+        run_command(folder, "train", "rl", *flags)
     return folder / "model"
 
 
 def continued(folder: Path, steps: int, *flags: str) -> Path:
     """Train as `trained` does, or go on with the run in `folder` to `steps` steps."""
     if not (folder / "model").exists() or len(rows_of(folder)) < steps:
-        _run(folder, "train", "rl", *flags)
+        run_command(folder, "train", "rl", *flags)
     return folder / "model"
 
 
 def fine_tuned(folder: Path, lessons: Path, *flags: str) -> Path:
     """Fine-tune a model on `lessons` by `hrm-agent train sft` and return its path."""
     if not (folder / "model").exists():
-        _run(folder, "train", "sft", str(lessons), *flags)
+        run_command(folder, "train", "sft", str(lessons), *flags)
     return folder / "model"
 
 
@@ -61,7 +62,7 @@ def evaluated(
     """
     kept = folder / "evaluation.json"
     if not kept.exists():
-        found = _run(folder, "eval", "--policy", str(policy), "--temperature", "1", *flags)
+        found = run_command(folder, "eval", "--policy", str(policy), "--temperature", "1", *flags)
         kept.write_text(json.dumps({key: found[key] for key in keys}))
     return json.loads(kept.read_text())
 
@@ -87,7 +88,7 @@ def cpu_seconds(rows: Sequence[Row]) -> float:
     )
 
 
-def _run(folder: Path, *words: str) -> Row:
+def run_command(folder: Path, *words: str) -> Row:
     """Run a command and return the last JSON line that it prints with `--json`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     command = [sys.executable, "-m", "hrm_agent", *words, "--out", str(folder), "--json"]

@@ -44,6 +44,7 @@ __all__ = [
     "close_call",
     "close_failed_call",
     "close_text_call",
+    "copied_call",
     "find_prefix",
     "in_one_order",
     "offered",
@@ -152,6 +153,37 @@ def open_call(
     return PendingCall(
         identity, claimed, request_hash, messages, context, tools, sampling, instead_of=again
     )
+
+
+def copied_call(
+    call: Call,
+    identity: GraphIdentity,
+    index: int,
+    request_hash: str,
+    *,
+    parent: str | None,
+    branch_of: str | None,
+) -> Call:
+    """Copy of a call of another thread, with its tokens and answer under a new identity, so that
+    later calls extend the copy.
+    """
+    own = call_id(identity.thread_id, identity.task_id, index)
+    metadata = {**call.response.get("response_metadata", {}), CALL_ID: own}
+    if THREAD_ID in metadata:
+        metadata[THREAD_ID] = identity.thread_id
+    response = {**call.response, "response_metadata": metadata}
+    if call.response.get("id") == call.id:
+        response["id"] = own
+    changes: dict[str, Any] = {
+        "id": own,
+        "identity": identity,
+        "call_index": index,
+        "request_hash": request_hash,
+        "parent": parent,
+        "branch_of": branch_of,
+        "response": response,
+    }
+    return call.model_copy(update=changes)
 
 
 def find_prefix(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -50,14 +51,23 @@ from hrm_agent.models.call_recording import (
 from hrm_agent.models.codec.messages import INVALID_CALLS, invalid_tool_calls
 from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest, TextStream
-from hrm_agent.models.hosted import ask_in_thread, name_of_model, policy_options, sent_sampling
+from hrm_agent.models.hosted import (
+    ask_in_thread,
+    most_prompt_tokens,
+    name_of_model,
+    policy_options,
+    sent_sampling,
+)
 from hrm_agent.models.loading.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.own_defaults import with_limit
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
-from hrm_agent.trajectory import Call, Sampling, active_recording, open_recording
+from hrm_agent.trajectory import Call, RequestSize, Sampling, active_recording, open_recording
 from hrm_agent.trajectory.identity import graph_identity, metadata_of
 
 __all__ = ["PolicyModel", "invalid_tool_calls", "policy"]
+
+_PAUSE = 0.02
+"""Seconds between two attempts of a request that has to wait for others."""
 
 
 class PolicyModel(BaseChatModel):
@@ -130,7 +140,11 @@ class PolicyModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         with self._open(messages, stop, run_manager, kwargs) as job:
-            return _result(job.recorded or job.finish(job.submit().result()))
+            if job.recorded is None:
+                job.wait()
+                job.finish(job.submit().result())
+            assert job.recorded is not None
+            return _result(job.recorded)
 
     async def _agenerate(
         self,
@@ -156,6 +170,7 @@ class PolicyModel(BaseChatModel):
         with self._open(messages, stop, run_manager, kwargs) as job:
             text = _TextStream(job)
             if job.recorded is None:
+                job.wait()
                 tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
                 future = job.submit(tokens.put)
                 future.add_done_callback(lambda _: tokens.put(None))
@@ -198,7 +213,11 @@ class PolicyModel(BaseChatModel):
         options: dict[str, Any],
     ) -> _PolicyCall:
         active = (
-            ActivePolicy(self.backend) if self.backend is not None else active_policy(self.model)
+            ActivePolicy(self.backend)
+            if self.backend is not None
+            else active_policy(
+                self.model, lambda: graph_identity(metadata_of(run_manager), "none").role
+            )
         )
         limits = _Limits(options.get("max_tokens", self.max_tokens), self.budget)
         sampling = self._sampling(active.sampling, stop, options, limits)
@@ -337,13 +356,41 @@ class _PolicyCall:
         return self._backend
 
     async def ready(self) -> None:
-        """Load the model if it is not loaded yet. A thread reads the weights, so the event loop
-        goes on.
+        """Load the model if it is not loaded yet, and wait until the request may be sent. A thread
+        reads the weights, so the event loop goes on.
         """
         if isinstance(self._backend, str):
             self._backend = loaded_policy(self._backend) or await asyncio.to_thread(
                 load_policy, self._backend
             )
+        while True:
+            if self._may_ask():
+                return
+            await asyncio.sleep(_PAUSE)
+
+    def wait(self) -> None:
+        """Wait until the request may be sent. Blocks the thread."""
+        while not self._may_ask():
+            time.sleep(_PAUSE)
+
+    def _may_ask(self) -> bool:
+        """True if the recording accepts the request now."""
+        if not self.recording.metered:
+            return True
+        pending = self.pending
+        sampling = self._asked.of(self.backend, pending.sampling)
+        if isinstance(self.backend, BaseChatModel):
+            limit = sent_sampling(self.backend, policy_options(sampling)).max_tokens
+            name = name_of_model(self.backend)
+            read = most_prompt_tokens(pending.messages, pending.tools)
+            size = RequestSize(pending.call_id, name, read, limit, engine=False)
+        else:
+            engine = self.backend
+            if self._prefix is None:
+                self._prefix = find_prefix(self.recording, engine, pending, thinks=self.thinks)
+            read = len(self._prefix.prompt_ids)
+            size = RequestSize(pending.call_id, engine.name, read, sampling.max_tokens, engine=True)
+        return self.recording.may_ask(size)
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
         """Start sampling. The future gives a `Completion`, or the message of a model without
@@ -354,7 +401,10 @@ class _PolicyCall:
         if isinstance(self.backend, BaseChatModel):
             self._future = ask_in_thread(self.backend, pending, self.options)
         else:
-            self._prefix = find_prefix(self.recording, self.backend, pending, thinks=self.thinks)
+            if self._prefix is None:
+                self._prefix = find_prefix(
+                    self.recording, self.backend, pending, thinks=self.thinks
+                )
             seen = (self._prefix.prompt_ids, pending.sampling, pending.messages)
             request = GenerationRequest(*seen, on_token, self._schema, pending.role, pending.thread)
             self._future = self.backend.submit(request)

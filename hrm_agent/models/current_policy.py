@@ -12,7 +12,7 @@ is loaded at its first call that is not answered from the record.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -50,18 +50,25 @@ class ActivePolicy:
     instead, that model only gets the parameters that the graph sets. True under a trainer, since
     its parameters belong to the policy that it trains.
     """
+    by_role: Mapping[str, ActivePolicy] = field(default_factory=dict[str, "ActivePolicy"])
+    """Other policies, by the role (`GraphIdentity.role`) whose calls they answer. They also replace
+    a model that a call names.
+    """
 
 
 _active: ContextVar[ActivePolicy | None] = ContextVar("hrm_agent_policy", default=None)
 
 
-def active_policy(model: str | None = None) -> ActivePolicy:
-    """Current policy, or `model` in its place.
+def active_policy(model: str | None = None, role: Callable[[], str] | None = None) -> ActivePolicy:
+    """Current policy, or `model` in its place. `role`: function that finds the role that asks. It
+    is only called if roles have policies of their own.
 
     Outside a run, the current policy is named by HRM_AGENT_POLICY. If the variable is not set, it
     is the policy that the package ships.
     """
     active = _active.get() or ActivePolicy(os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY)
+    if active.by_role and role is not None and (own := active.by_role.get(role())) is not None:
+        return own
     if model is None or model == getattr(active.backend, "name", active.backend):
         return active
     return replace(active, backend=model)
@@ -74,13 +81,14 @@ def using_policy(
     constrain: bool = True,
     *,
     own_sampling: bool = False,
+    by_role: Mapping[str, ActivePolicy] | None = None,
 ) -> Generator[ActivePolicy]:
     """Make `backend` the policy of every graph that runs inside the block. A string is loaded at
     the first call.
 
     The options are those of `ActivePolicy`.
     """
-    active = ActivePolicy(backend, sampling or Sampling(), constrain, own_sampling)
+    active = ActivePolicy(backend, sampling or Sampling(), constrain, own_sampling, by_role or {})
     token = _active.set(active)
     try:
         yield active

@@ -4,20 +4,29 @@ sampling parameters.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
 
 from hrm_agent.basics.async_bridge import call_in_thread
 from hrm_agent.errors import ModelError
-from hrm_agent.models.call_recording import PendingCall
+from hrm_agent.models.call_recording import PendingCall, plain
 from hrm_agent.trajectory import Sampling, SentSampling
+from hrm_agent.trajectory.conversation_digest import context_of
 
-__all__ = ["ask_in_thread", "name_of_model", "policy_options", "sent_sampling"]
+__all__ = [
+    "ask_in_thread",
+    "most_prompt_tokens",
+    "name_of_model",
+    "policy_options",
+    "sent_sampling",
+]
 
 _LIMITS = (
     "max_completion_tokens",
@@ -39,6 +48,8 @@ _OTHER = (
     *("thinking_budget", "top_a", "top_k", "verbosity"),
 )
 """Names of further sampling parameters, whose values are numbers or short texts."""
+_FRAME = 32
+"""Allowance in tokens for what a provider writes around a message or a tool."""
 
 
 def ask_in_thread(
@@ -75,6 +86,16 @@ def name_of_model(backend: Any) -> str:
     """Recorded name of a chat model or an engine."""
     name = getattr(backend, "model_name", None) or getattr(backend, "model", None)
     return str(name or type(backend).__name__)
+
+
+def most_prompt_tokens(messages: Sequence[BaseMessage], tools: Sequence[Any]) -> int:
+    """Upper bound of a request's prompt tokens for any tokenizer of bytes: a token is at least a
+    byte. `_FRAME` tokens are added for each message and tool, and for the request.
+    """
+    texts = (json.dumps(part, ensure_ascii=False, default=str) for part in context_of(messages))
+    offered = (json.dumps(plain(tool), ensure_ascii=False) for tool in tools)
+    sizes = [len(text.encode("utf-8", "surrogatepass")) for text in (*texts, *offered)]
+    return sum(sizes) + _FRAME * (len(sizes) + 1)
 
 
 def policy_options(sampling: Sampling) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from hrm_agent.errors import (
     UnstorableError,
 )
 from hrm_agent.langgraph_format import agent_of
-from hrm_agent.models import Backend, load_policy, using_policy
+from hrm_agent.models import ActivePolicy, Backend, load_policy, using_policy
 from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.external.substitute import standing_in
 from hrm_agent.runtime.execution.answer_path import check_answer_path
@@ -237,6 +237,10 @@ class EpisodeRunner:
     """Continue a recorded run that stopped before its graph had ended (it failed, was stopped, or
     met a limit of steps). If False, the record is read back unchanged, as for rollouts of a
     training.
+    """
+    by_role: Mapping[str, ActivePolicy] = field(default_factory=dict[str, ActivePolicy])
+    """Policies of single roles, in place of `backend` and of the models that the graph holds for
+    these roles.
     """
     record: Callable[[Journal, int | None, Collection[str]], Recording] = Recording
     """Function that opens the recording of an episode, from the journal, the base of its seeds, and
@@ -478,14 +482,18 @@ class EpisodeRunner:
         record_external_models()
         record_external_tools()
         policy = using_policy(
-            self.backend, self.sampling, self.constrain, own_sampling=self.own_sampling
+            self.backend,
+            self.sampling,
+            self.constrain,
+            own_sampling=self.own_sampling,
+            by_role=self.by_role,
         )
         with ExitStack() as stack:
             stack.enter_context(recording(active))
             stack.enter_context(policy)
             stack.enter_context(using_environment(self.environment))
-            if self.stand_in:
-                stack.enter_context(standing_in())
+            if self.stand_in or self.by_role:
+                stack.enter_context(standing_in(None if self.stand_in else self.by_role))
             try:
                 yield
             finally:

@@ -22,7 +22,13 @@ from hrm_agent.trajectory.judgements import (
     RolePenalty,
     Scoring,
 )
-from hrm_agent.trajectory.recording import Recording, active_recording, open_recording, recording
+from hrm_agent.trajectory.recording import (
+    Recording,
+    RequestSize,
+    active_recording,
+    open_recording,
+    recording,
+)
 from hrm_agent.trajectory.schema import (
     SCHEMA_VERSION,
     BranchReason,
@@ -69,6 +75,7 @@ __all__ = [
     "OpenDraws",
     "Overlay",
     "Recording",
+    "RequestSize",
     "RewardFault",
     "RewardScore",
     "RolePenalty",

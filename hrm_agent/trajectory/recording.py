@@ -32,6 +32,7 @@ from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
 __all__ = [
     "Recording",
+    "RequestSize",
     "TaskQuestions",
     "active_recording",
     "open_recording",
@@ -78,8 +79,29 @@ class TaskQuestions:
     """Number of answers written to LangGraph."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestSize:
+    """Upper bound of the tokens of a request that is about to be sent."""
+
+    call_id: str
+    """Id that the call will have."""
+    model: str
+    """Name of the model, as in `Call.model`."""
+    read: int
+    """Maximum number of prompt tokens."""
+    sampled: int | None
+    """Maximum number of completion tokens (None: the request sets no limit)."""
+    engine: bool
+    """True for an engine of this package, False for a provider's model."""
+    by_policy: bool = True
+    """False for a model that the graph holds itself."""
+
+
 class Recording:
     """Open record of one run. It hands out call indices, seeds and recorded answers."""
+
+    metered: bool = False
+    """True if `may_ask` is to be called before each request to a model."""
 
     replaying: bool = False
     """True in a replay: no model may be asked and no tool run, not even for failed calls
@@ -161,6 +183,13 @@ class Recording:
                 task.failed.remove(again)
                 task.again[index] = again.id
             return index
+
+    def may_ask(self, request: RequestSize) -> bool:
+        """True if a request may be sent now, False if it has to wait for the end of others. A
+        recording with a budget raises an `HrmError` if the request could exceed it.
+        """
+        del request
+        return True
 
     def asked_again(self, identity: GraphIdentity, index: int) -> str | None:
         """Id of the failed call of an earlier run of the task, which a new call asks again (None if

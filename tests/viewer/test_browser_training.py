@@ -282,6 +282,34 @@ def look_at_an_analysis(site: Site, page: Page, browsing: Browsing, folder: Path
     site.go(page, "analyses", place=site.place, run=run)
     page.get_by_role("link", name="empty").click()
     expect(page.get_by_text("No rollout of this step affects the text.")).to_be_visible()
+    look_at_swaps(site, page, browsing, folder, run)
+
+
+def look_at_swaps(site: Site, page: Page, browsing: Browsing, folder: Path, run: str) -> None:
+    """Open a result of `roles`, and one that has nothing."""
+    comparison = {
+        "a": {"pass_at_1": {"value": 0.25}},
+        "b": {"pass_at_1": {"value": 0.5}},
+        "difference": {"value": 0.25, "low": 0.125, "high": 0.375},
+    }
+    asked = {"read": 4000, "sampled": 12}
+    row = {"role": HOSTILE, "called": 8, "comparison": comparison, "asked": asked, "cost": 0.5}
+    result = {"try": HOSTILE, "policy": "p", "advice": HOSTILE, "tasks": 8, "roles": [row, 7, {}]}
+    result |= {"runs": 8, "recorded_runs": 9, "budget": HOSTILE, "budget_used_up": True}
+    save_analysis(folder, "roles", {}, title="swaps", command="", result=result)
+    save_analysis(folder, "roles", {"an": "other"}, title="nothing", command="", result={})
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="swaps").click()
+    table = page.get_by_role("table", name="Swaps by role")
+    expect(table.get_by_role("row").filter(has_text="+0.250")).to_have_count(1)
+    expect(table).to_contain_text("4,000 + 12")
+    bar = table.get_by_role("img", name="95 % interval")
+    expect(bar).to_have_attribute("aria-label", "0.250, 95 % interval 0.125 to 0.375")
+    expect(page.get_by_text("Based on 8 tasks, 8 of 9 runs.")).to_be_visible()
+    browsing.check(page, "hostile roles 390")
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="nothing").click()
+    expect(page.get_by_text("No role was swapped.")).to_be_visible()
 
 
 def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> None:

@@ -17,6 +17,7 @@ attempt decides whether there is a second, so a resumed run finds both attempts 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -45,6 +46,7 @@ __all__ = [
     "group_episodes",
     "leases_of",
     "open_run",
+    "recorded_seed",
     "refuse_other_tasks",
     "rollout",
     "run_id_of",
@@ -52,6 +54,8 @@ __all__ = [
     "steps_with_rollouts",
 ]
 
+_ROLLOUT = re.compile(r"([^/]+)/([0-9]{1,15})/([0-9]{1,15})(?:/|\Z)")
+"""Name of a rollout's thread after that of its run: stage, place of the task, sample."""
 Attempts = tuple[Trajectory, ...]
 """Attempts of one episode, one or two. The last attempt counts."""
 
@@ -163,7 +167,7 @@ def group_episodes(
             run_id=run_id,
             group_id=f"{run_id}/{stage}/{place}",
             sample_index=sample,
-            seed=derive_seed(seed, stage, task.family, task.id, place, sample),
+            seed=_episode_seed(seed, task, stage, place, sample),
             context=context or {},
             verify=task.verify if verified else None,
             verify_run=task.verify_run if verified else None,
@@ -171,6 +175,26 @@ def group_episodes(
         for place, task in enumerate(tasks, first)
         for sample in range(samples)
     ]
+
+
+def _episode_seed(seed: int, task: Task | TaskRef, stage: str, place: int, sample: int) -> int:
+    return derive_seed(seed, stage, task.family, task.id, place, sample)
+
+
+def recorded_seed(trajectory: Trajectory, seed: int) -> int | None:
+    """Base of the seeds of a recorded rollout's calls, found from its thread's name and the run's
+    `seed` (None if the recorded calls have other seeds).
+    """
+    name = trajectory.thread_id.removeprefix(f"{trajectory.run_id}/")
+    if (match := _ROLLOUT.match(name)) is None:
+        return None
+    stage, place, sample = match[1], int(match[2]), int(match[3])
+    base = _episode_seed(seed, trajectory.task, stage, place, sample)
+    known = any(
+        call.seed == derive_seed(base, call.identity.path, call.request_hash, 0)
+        for call in trajectory.own_calls
+    )
+    return base if known else None
 
 
 def refuse_other_tasks(

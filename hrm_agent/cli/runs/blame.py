@@ -17,9 +17,9 @@ from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.cli.runs.run import RunConfig, known_config
 from hrm_agent.config import CONFIG_FILE
-from hrm_agent.errors import ConfigError, HrmError, RunError, nearest
+from hrm_agent.errors import ConfigError, RunError, nearest
 from hrm_agent.models import DEFAULT_POLICY
-from hrm_agent.models.loading.policy_loader import model_folder
+from hrm_agent.models.loading.policy_loader import stamp_of_weights
 from hrm_agent.rewards import load_rubric, opened_scorer
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.run_context import options_on_record
@@ -244,7 +244,7 @@ async def _blamed(
     backend = policy_for(config.policy, config.graph, stand_in=config.stand_in)
     total = sum(len(each.decisions) for each in runs) * arguments.forks
     depends = config.model_dump_json(exclude={"seed", "policy", "otel", "otel_content"})
-    key = f"{depends} {rewards} {_weights(config.policy)}"
+    key = f"{depends} {rewards} {stamp_of_weights(config.policy)}"
     scored_by = CollectConfig(
         rewards=rewards, environment=config.environment, isolation=config.isolation
     )
@@ -265,20 +265,6 @@ async def _blamed(
                 concurrency=arguments.concurrency,
                 on_done=lambda _: advance(""),
             )
-
-
-def _weights(policy: str) -> str:
-    """Sizes and times of the files of a policy's weights, by which a folder that was trained on is
-    another policy (empty for a policy without files here).
-    """
-    try:
-        folder = Path(model_folder(policy))
-    except HrmError:
-        return ""
-    files = sorted(folder.glob("*.safetensors"))
-    return " ".join(
-        f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files
-    )
 
 
 async def _scored_anew(

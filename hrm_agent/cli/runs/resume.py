@@ -174,10 +174,19 @@ def _demo(folder: Path, output: Output, allow: list[str]) -> int:
     return 0
 
 
+def _roles(folder: Path, output: Output, allow: list[str]) -> int:
+    from hrm_agent.cli.training.roles import RolesConfig, roles_run
+
+    del allow  # the types of the repeated runs are those of their run
+    values = read_config_file(folder / CONFIG_FILE, "roles")
+    return roles_run(build_config(RolesConfig, values, CONFIG_FILE, on_record=True), folder, output)
+
+
 _COMMANDS: dict[str, Resume] = {
     "demo": _demo,
     "collect": _collect,
     "eval": _eval,
+    "roles": _roles,
     "train rl": _train_rl,
     "train sft": _train_sft,
 }

@@ -45,9 +45,9 @@ from hrm_agent.models.call_recording import (
     plain,
 )
 from hrm_agent.models.chat import PolicyModel
-from hrm_agent.models.hosted import sent_sampling
+from hrm_agent.models.hosted import most_prompt_tokens, sent_sampling
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
-from hrm_agent.trajectory import Call, Recording, SentSampling, open_recording
+from hrm_agent.trajectory import Call, Recording, RequestSize, SentSampling, open_recording
 from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.conversation_digest import HashedContext
 from hrm_agent.trajectory.draws import while_answered
@@ -116,6 +116,17 @@ class _ModelRequest:
             self._sent = SentSampling()
             with suppress(Exception):
                 self._sent = sent_sampling(model, options)
+            if recording.metered:
+                recording.may_ask(
+                    RequestSize(
+                        self._pending.call_id,
+                        self._model,
+                        most_prompt_tokens(messages, tools),
+                        self._sent.max_tokens,
+                        engine=False,
+                        by_policy=False,
+                    )
+                )
 
     def recorded(self, model: BaseChatModel) -> AIMessage | None:
         """Recorded answer (None if the model has to be called). A replay raises the recorded

@@ -21,7 +21,7 @@ answer is not constrained.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
@@ -33,10 +33,12 @@ from pydantic import BaseModel
 
 from hrm_agent.models.chat import PolicyModel
 from hrm_agent.trajectory import open_recording
+from hrm_agent.trajectory.identity import graph_identity, metadata_of
 
 __all__ = ["read_structured_output", "standing_in"]
 
-_standing_in: ContextVar[bool] = ContextVar("hrm_agent_standing_in", default=False)
+_standing_in: ContextVar[Collection[str] | None] = ContextVar("hrm_agent_standing_in", default=())
+"""Roles for whose models the policy answers (None: all)."""
 _ENTRIES = (
     "invoke",
     "ainvoke",
@@ -50,14 +52,24 @@ _ENTRIES = (
 
 
 @contextmanager
-def standing_in() -> Generator[None]:
-    """Let the current policy answer for every chat model that graphs in this block call."""
+def standing_in(roles: Collection[str] | None = None) -> Generator[None]:
+    """Let the current policy answer for every chat model that graphs in this block call. `roles`:
+    roles to which this is limited (None: all).
+    """
     read_structured_output()
-    token = _standing_in.set(True)
+    token = _standing_in.set(roles)
     try:
         yield
     finally:
         _standing_in.reset(token)
+
+
+def _stands_in() -> bool:
+    """True if the policy answers for the model that is called here."""
+    roles = _standing_in.get()
+    return roles is None or (
+        bool(roles) and graph_identity(metadata_of(None), "none").role in roles
+    )
 
 
 @functools.cache
@@ -76,7 +88,7 @@ def _passing_on(entry: Any, give_back: Callable[[Any, Any], Any]) -> Any:
         form = options.get("response_format")
         if isinstance(self, PolicyModel):
             return entry(self, *args, **options)
-        if not _standing_in.get():
+        if not _stands_in():
             answer = entry(self, *args, **options)
             return answer if form is None or open_recording() is None else give_back(answer, form)
         if options.get("tools"):
@@ -114,7 +126,7 @@ def _is_model(form: Any) -> bool:
 
 
 def _with_parsed(message: Any, form: Any) -> Any:
-    ours = _standing_in.get() or "policy_version" in message.response_metadata
+    ours = _stands_in() or "policy_version" in message.response_metadata
     if (
         not ours
         or not _is_model(form)

@@ -21,9 +21,10 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hrm_agent.basics.async_bridge import may_block
-from hrm_agent.errors import ModelError, nearest, to_install
+from hrm_agent.errors import HrmError, ModelError, nearest, to_install
 from hrm_agent.models.adapter_folder import is_adapter_folder, on_its_base, rank_on_record
 from hrm_agent.models.cached.gguf_file import converted_folder, folder_of_gguf
 from hrm_agent.models.cached.known import KNOWN_MODELS, fetched_folder
@@ -38,9 +39,12 @@ __all__ = [
     "load_codec",
     "load_elsewhere",
     "load_policy",
+    "load_without_retries",
     "loaded_policy",
     "local_folder",
     "model_folder",
+    "size_of_weights",
+    "stamp_of_weights",
     "to_be_converted",
     "trainable_weights",
 ]
@@ -67,6 +71,15 @@ def load_policy(name: str) -> Backend:
         if ours not in _loaded:
             _loaded[ours] = _load(name)
         return _loaded[ours]
+
+
+def load_without_retries(name: str) -> Backend:
+    """Load a policy like `load_policy`. A provider's client does not repeat a failed request, whose
+    cost is not known. Raises `ModelError`.
+    """
+    asked = parse_model(name)
+    hosted = not (asked.local or asked.scheme in ("scripted", "vllm"))
+    return _hosted(asked, max_retries=0) if hosted else load_policy(name)
 
 
 def load_elsewhere(load: Callable[[str], Backend]) -> None:
@@ -164,6 +177,29 @@ def to_be_converted(name: str) -> bool:
 def model_folder(name: str, *, adapter: bool = False) -> str:
     """Folder or hub name of weights to train, see `trainable_weights`. Raises `ModelError`."""
     return local_folder(trainable_weights(name, adapter=adapter))
+
+
+def stamp_of_weights(name: str) -> str:
+    """Sizes and times of the files of a policy's weights, by which a folder that was trained on is
+    another policy (empty for a policy without files here).
+    """
+    return " ".join(
+        f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}"
+        for file in _weight_files(name)
+    )
+
+
+def size_of_weights(name: str) -> int:
+    """Total bytes of the files of a policy's weights (0 for a policy without files here)."""
+    return sum(file.stat().st_size for file in _weight_files(name))
+
+
+def _weight_files(name: str) -> list[Path]:
+    try:
+        folder = Path(model_folder(name))
+    except HrmError:
+        return []
+    return sorted(folder.glob("*.safetensors"))
 
 
 def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:
@@ -264,7 +300,7 @@ _EXTRAS = {
 """Extras of this package by provider, which install langchain and the provider's package."""
 
 
-def _hosted(asked: ModelString) -> Backend:
+def _hosted(asked: ModelString, **options: Any) -> Backend:
     name = asked.text
     extra = _EXTRAS.get(asked.scheme)
     install = (
@@ -277,7 +313,7 @@ def _hosted(asked: ModelString) -> Backend:
     from langchain.chat_models import init_chat_model  # pyright: ignore[reportMissingImports]
 
     try:
-        return init_chat_model(name)  # pyright: ignore[reportUnknownVariableType]
+        return init_chat_model(name, **options)  # pyright: ignore[reportUnknownVariableType]
     except ImportError as error:
         raise ModelError(
             f"Policy {name!r} cannot be loaded: a package is missing ({error}).", install

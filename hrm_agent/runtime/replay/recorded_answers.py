@@ -26,7 +26,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 
 from hrm_agent.langgraph_format import namespace_around
-from hrm_agent.models.call_recording import CALL_ID, THREAD_ID, in_one_order, offered
+from hrm_agent.models.call_recording import copied_call, in_one_order, offered
 from hrm_agent.models.recorded_values import unpack_answer
 from hrm_agent.runtime.replay.effects import Effect, note_effect
 from hrm_agent.runtime.replay.request_match import RequestMatch
@@ -443,23 +443,12 @@ class AdoptingRecording(Recording):
         """Copy of a call with its tokens and answer under this thread's ids, so that later calls
         extend it.
         """
-        own = self._own[call.id] = call_id(identity.thread_id, identity.task_id, index)
-        metadata = {**call.response.get("response_metadata", {}), CALL_ID: own}
-        if THREAD_ID in metadata:
-            metadata[THREAD_ID] = identity.thread_id
-        response = {**call.response, "response_metadata": metadata}
-        if call.response.get("id") == call.id:
-            response["id"] = own
-        changes: dict[str, Any] = {
-            "id": own,
-            "identity": identity,
-            "call_index": index,
-            "request_hash": request_hash,
+        self._own[call.id] = call_id(identity.thread_id, identity.task_id, index)
+        links = {
+            name: self._own.get(other, other) if (other := getattr(call, name)) else None
+            for name in ("parent", "branch_of")
         }
-        for link in ("parent", "branch_of"):
-            other: str | None = getattr(call, link)
-            changes[link] = self._own.get(other, other) if other else None
-        return call.model_copy(update={**changes, "response": response})
+        return copied_call(call, identity, index, request_hash, **links)
 
 
 def recorded_answers(

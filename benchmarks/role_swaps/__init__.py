@@ -1,0 +1,1 @@
+"""Swaps of single roles against faults of known size, and against trainings."""

@@ -1,0 +1,481 @@
+"""Swaps of single roles: the gain if one role of a graph had another policy.
+
+Each recorded run is repeated once for each role that it called, with another policy in this role
+alone. A request that is equal to a recorded one, at the same place of the run and by a role that is
+not swapped, gets the recorded answer: its seed follows from its place and its text, so that it
+would be sampled again with the same noise. Other requests are asked. So everything before the first
+call of the swapped role costs nothing, and neither does what follows an unchanged answer. A run
+without a call of the role is its own swap.
+
+Results of tools are taken from the record until the first request is asked. From then on tools are
+run, since a session may hold other values than the recorded one, even if it has printed the same.
+
+    swapped run    what a run of the graph with this policy in this role would be, from the same seed
+    gain           mean over tasks of its outcome less the recorded one, paired
+
+The swapped runs are recorded in a store of their own, on threads named by the role. A finished run
+is not repeated, and a recorded call is not asked again. If the budget is used up, the result is
+based on the first tasks whose swaps have all ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from hrm_agent.errors import HrmError, RunError
+from hrm_agent.models import ActivePolicy
+from hrm_agent.models.call_recording import copied_call, recorded_call_id
+from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.execution.run_group import run_group
+from hrm_agent.store import RunStore
+from hrm_agent.training.evaluation.budget import BudgetUsedUp, Meter, RequestTotal
+from hrm_agent.training.evaluation.compare import Comparison, compare
+from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.rollout.eligibility import needs_second_attempt
+from hrm_agent.training.rollout.rollout import second_attempt
+from hrm_agent.training.rollout.scoring import Score
+from hrm_agent.trajectory import (
+    Call,
+    GraphIdentity,
+    Journal,
+    Recording,
+    RequestSize,
+    TaskDraws,
+    ToolCall,
+    Trajectory,
+    call_id,
+)
+
+__all__ = ["ALL", "RoleSwap", "SwapRecording", "SwappedRun", "best_role", "role_swaps"]
+
+ALL = "all"
+"""Name of the swap of all roles at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedRun:
+    """Recorded run to repeat with swapped roles."""
+
+    trajectory: Trajectory
+    """Run that has ended and was judged, without its calls."""
+    roles: frozenset[str]
+    """Roles that it called."""
+    context: Mapping[str, Any]
+    """LangGraph's run context of the run."""
+    seed: int
+    """Base of the seeds of its calls."""
+    verify: Callable[[str], float | Mapping[str, float]] | None = None
+    """Verifier of the final text (None: a rubric scores the run)."""
+    verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = None
+    """Verifier of the whole run, in place of `verify`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSwap:
+    """Result of the swap of one role."""
+
+    role: str
+    """Name of the role, or `ALL`."""
+    called: int
+    """Number of runs that called the role."""
+    comparison: Comparison
+    """Recorded runs against swapped ones, on the same tasks."""
+    asked: RequestTotal
+    """Requests to the swapped policy."""
+    asked_others: RequestTotal
+    """Requests to the policies of the other roles."""
+
+    @property
+    def gain(self) -> float:
+        """Difference of accuracy, in [-1, 1]."""
+        return self.comparison.difference.value
+
+    @property
+    def clear(self) -> bool:
+        """True if the 95 % interval of the gain lies above 0, and the exact test agrees. With a few
+        tasks the interval alone is too narrow.
+        """
+        return self.comparison.difference.low > 0 and self.comparison.certain
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all requests."""
+        return self.asked.tokens + self.asked_others.tokens
+
+    @property
+    def cost(self) -> float:
+        """Money by the prices (nan if a model has no price)."""
+        return self.asked.cost + self.asked_others.cost
+
+    def for_a_point(self, amount: float) -> float:
+        """An amount per gained percentage point (nan without a gain)."""
+        return amount / (100 * self.gain) if self.gain > 0 else math.nan
+
+
+def best_role(swaps: Iterable[RoleSwap]) -> str:
+    """Role with the largest gain among those with a clear one (empty if there is none)."""
+    gaining = [each for each in swaps if each.role != ALL and each.clear]
+    return max(gaining, key=lambda each: each.gain).role if gaining else ""
+
+
+async def role_swaps(
+    runner: EpisodeRunner,
+    source: RunStore,
+    runs: Sequence[SwappedRun],
+    roles: Sequence[str],
+    swapped: ActivePolicy,
+    score: Score,
+    meter: Meter,
+    *,
+    run_id: str,
+    together: bool = False,
+    concurrency: int = 64,
+    on_done: Callable[[Trajectory], object] | None = None,
+) -> list[RoleSwap]:
+    """Swaps of each of `roles`, in their order, and with `together` of all of them at once.
+
+    `runner`: writes to a store of its own, as run `run_id`. `source`: store of `runs`. `swapped`:
+    policy that replaces that of a role. Raises `RunError` if the budget does not suffice for one
+    task.
+    """
+    by_name = {role: frozenset({role}) for role in roles}
+    if together:
+        by_name[ALL] = frozenset(roles)
+    work = [
+        _Work(rank, run, name, swap, _episode(run, name, run_id))
+        for rank, run in enumerate(runs)
+        for name, swap in by_name.items()
+        if run.roles & swap
+    ]
+    ended = await _ended(runner, source, work, swapped, meter, concurrency, on_done)
+    scored = [
+        each[-1] for each in await score([(each,) for each in ended.values() if each is not None])
+    ]
+    by_thread = {each.thread_id: each for each in scored}
+    found: dict[tuple[str, str], Trajectory | None] = {
+        (each.name, each.run.trajectory.thread_id): (
+            None if (end := ended[each.episode.thread_id]) is None else by_thread[end.thread_id]
+        )
+        for each in work
+    }
+    based = _based_on(runs, by_name, found)
+    if not based:
+        raise RunError(
+            "The budget does not suffice for the swaps of one task.", "Name a larger --budget."
+        )
+    return [_result(name, by_name[name], based, found, meter) for name in by_name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    rank: int
+    run: SwappedRun
+    name: str
+    roles: frozenset[str]
+    episode: Episode
+
+
+def _episode(run: SwappedRun, name: str, run_id: str) -> Episode:
+    origin = run.trajectory
+    return Episode(
+        task=origin.task,
+        thread_id=f"{run_id}/{name}/{origin.thread_id}",
+        graph=origin.graph,
+        run_id=run_id,
+        group_id=origin.group_id and f"{run_id}/{name}/{origin.group_id}",
+        sample_index=origin.sample_index,
+        seed=run.seed,
+        context=run.context,
+        verify=run.verify,
+        verify_run=run.verify_run,
+    )
+
+
+async def _ended(
+    runner: EpisodeRunner,
+    source: RunStore,
+    work: Sequence[_Work],
+    swapped: ActivePolicy,
+    meter: Meter,
+    concurrency: int,
+    on_done: Callable[[Trajectory], object] | None,
+) -> dict[str, Trajectory | None]:
+    """Last attempt of each piece of work, by the thread of the first attempt (None if the budget
+    did not suffice).
+    """
+    gate = asyncio.Semaphore(concurrency)
+    errors = list[HrmError]()
+
+    async def attempt(each: _Work, episode: Episode) -> Trajectory | None:
+        try:
+            return await _run(runner, source, each, episode, swapped, meter)
+        except HrmError as error:
+            # requests under way in other runs are answered and recorded, so none is asked twice
+            meter.close()
+            errors.append(error)
+            return None
+
+    async def run(each: _Work) -> Trajectory | None:
+        async with gate:
+            ended = await attempt(each, each.episode)
+            if ended is not None and needs_second_attempt(ended):
+                ended = await attempt(each, second_attempt(each.episode))
+        if ended is not None and on_done is not None:
+            on_done(ended)
+        return ended
+
+    ends = await run_group(work, run)
+    if errors:
+        raise errors[0]
+    return {each.episode.thread_id: end for each, end in zip(work, ends, strict=True)}
+
+
+async def _run(
+    runner: EpisodeRunner,
+    source: RunStore,
+    each: _Work,
+    episode: Episode,
+    swapped: ActivePolicy,
+    meter: Meter,
+) -> Trajectory | None:
+    """Run, resume or read back an episode (None if a request of it was refused)."""
+    journal = runner.store.journal
+    if journal.is_over(episode.trajectory_id):
+        return journal.trajectory(episode.trajectory_id)
+    if meter.closed:
+        return None
+    origin = source.journal.with_calls(each.run.trajectory)
+    draws = source.journal.draws_of(each.run.trajectory)
+    before = journal.find_trajectory(episode.trajectory_id)
+    stuck = _Stuck(asyncio.get_running_loop())
+    record = partial(
+        SwapRecording,
+        origin=origin,
+        draws=draws,
+        own=before.calls if before is not None else (),
+        roles=each.roles,
+        meter=meter,
+        rank=each.rank,
+        stuck=stuck,
+    )
+    alone = replace(runner, by_role=dict.fromkeys(each.roles, swapped), record=record)
+    running = asyncio.create_task(alone.run(episode))
+    waiting = asyncio.create_task(stuck.event.wait())
+    try:
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            return running.result()
+    finally:
+        waiting.cancel()
+        running.cancel()
+        await asyncio.wait({running})
+    if stuck.error is not None and not isinstance(stuck.error, BudgetUsedUp):
+        raise stuck.error
+    return None
+
+
+@dataclass(slots=True)
+class _Stuck:
+    """Signal that a run cannot go on, since a request was refused.
+
+    The refusal is not raised in the graph, which could catch it and go on with another state. The
+    request waits, and the run is cancelled from outside, as by a kill.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    error: HrmError | None = None
+    """Error by which the request was refused."""
+
+    def report(self) -> None:
+        self.loop.call_soon_threadsafe(self.event.set)
+
+
+def _based_on(
+    runs: Sequence[SwappedRun],
+    by_name: Mapping[str, frozenset[str]],
+    found: Mapping[tuple[str, str], Trajectory | None],
+) -> list[SwappedRun]:
+    """First runs whose swaps have all ended. A choice among later ones would prefer short runs."""
+    based = list[SwappedRun]()
+    for run in runs:
+        swaps = (
+            found[name, run.trajectory.thread_id]
+            for name, roles in by_name.items()
+            if run.roles & roles
+        )
+        if any(each is None for each in swaps):
+            break
+        based.append(run)
+    return based
+
+
+def _result(
+    name: str,
+    roles: frozenset[str],
+    runs: Sequence[SwappedRun],
+    found: Mapping[tuple[str, str], Trajectory | None],
+    meter: Meter,
+) -> RoleSwap:
+    swaps = [found.get((name, run.trajectory.thread_id)) for run in runs]
+    ended = [each for each in swaps if each is not None]
+    after = [each or run.trajectory for each, run in zip(swaps, runs, strict=True)]
+    calls = [call for each in ended for call in each.own_calls]
+    return RoleSwap(
+        role=name,
+        called=len(ended),
+        comparison=compare(
+            samples_of(run.trajectory for run in runs), samples_of(after), ("recorded", name)
+        ),
+        asked=meter.asked(call.id for call in calls if call.identity.role in roles),
+        asked_others=meter.asked(call.id for call in calls if call.identity.role not in roles),
+    )
+
+
+class SwapRecording(Recording):
+    """Recording that takes answers from a recorded run, and asks swapped roles and changed requests
+    within a budget.
+    """
+
+    metered = True
+
+    def __init__(
+        self,
+        journal: Journal,
+        seed: int | None,
+        inherited: Collection[str],
+        *,
+        origin: Trajectory,
+        draws: Iterable[TaskDraws],
+        own: Sequence[Call],
+        roles: Collection[str],
+        meter: Meter,
+        rank: int,
+        stuck: _Stuck,
+    ) -> None:
+        """`origin`: recorded run with its calls. `own`: calls of this run that earlier processes
+        recorded. `rank`: number of the run, by which earlier runs are asked first.
+        """
+        super().__init__(journal, seed, inherited)
+        self._roles = roles
+        self._meter = meter
+        self._rank = rank
+        self._stuck = stuck
+        self._answers_lock = threading.Lock()
+        taken = {(call.identity.path, call.started_at) for call in own}
+        self._answers: defaultdict[tuple[Any, ...], list[Call]] = defaultdict(list)
+        for call in origin.calls:
+            if (call.identity.path, call.started_at) not in taken:
+                self._answers[_place(call.identity, call.request_hash)].append(call)
+        self._tools = {_key_of(tool): tool for tool in origin.tool_calls if tool.status is not None}
+        self._origin_draws = {(each.identity.path, each.identity.attempt): each for each in draws}
+        self._asks = any(meter.was_asked(call.id) for call in own)
+        self._open_requests = set[str]()
+
+    def claim(
+        self,
+        identity: GraphIdentity,
+        request_hash: str,
+        messages: Sequence[Any] = (),
+        tools: Sequence[Any] = (),
+        *,
+        former_hash: str = "",
+    ) -> Call | int:
+        claimed = super().claim(identity, request_hash, messages, tools, former_hash=former_hash)
+        if isinstance(claimed, Call):
+            return claimed
+        found = self._answer(identity, request_hash)
+        if found is None:
+            return claimed
+        # the copy extends what the conversation's last answer is here
+        last = next(filter(None, map(recorded_call_id, reversed(messages))), None)
+        copy = copied_call(
+            found,
+            identity,
+            claimed,
+            request_hash,
+            parent=last if found.parent else None,
+            branch_of=last if found.branch_of else None,
+        )
+        return self.write_call(copy, messages)
+
+    def _answer(self, identity: GraphIdentity, request_hash: str) -> Call | None:
+        """Recorded answer to a request, which no other request gets (None if it is to be asked)."""
+        if identity.role in self._roles:
+            return None
+        with self._answers_lock:
+            found = self._answers[_place(identity, request_hash)]
+            return found.pop(0) if found else None
+
+    def may_ask(self, request: RequestSize) -> bool:
+        if self._closed:  # a node in a thread cannot be cancelled
+            raise BudgetUsedUp("A request was refused.")
+        try:
+            accepted = self._meter.reserve(request, self._rank)
+        except HrmError as error:
+            self._stuck.error = self._stuck.error or error
+            if not self._open_requests:
+                self._stuck.report()
+            if not request.by_policy:  # such a request cannot wait
+                raise
+            return False
+        if accepted:
+            self._asks = True
+            self._open_requests.add(request.call_id)
+        return accepted
+
+    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
+        written = super().write_call(call, sent)
+        if call.error is None:
+            self._meter.settle(written)
+            self._open_requests.discard(written.id)
+        else:
+            self._lose(call.identity, call.call_index)
+        return written
+
+    def release(self, identity: GraphIdentity, index: int) -> None:
+        self._lose(identity, index)
+        super().release(identity, index)
+
+    def _lose(self, identity: GraphIdentity, index: int) -> None:
+        asked = call_id(identity.thread_id, identity.task_id, index)
+        self._meter.lose(asked)
+        self._open_requests.discard(asked)
+
+    def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
+        own = super().claim_tool_call(started)
+        if own is not None or self._asks:
+            return own
+        with self._answers_lock:
+            found = self._tools.pop(_key_of(started), None)
+        if found is None:
+            return None
+        copy = found.model_copy(update={"id": started.id, "identity": started.identity})
+        self.journal.write_tool_call(copy)
+        return copy
+
+    def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
+        own = super()._draws_on_record(identity)
+        found = self._origin_draws.get((identity.path, identity.attempt))
+        if own is not None or found is None:
+            return own
+        copy = found.model_copy(update={"identity": identity})
+        self.journal.write_draws(identity.thread_id, copy.key, lambda: copy)
+        return copy
+
+
+def _place(identity: GraphIdentity, request_hash: str) -> tuple[Any, ...]:
+    """Facts from which a call's seed is derived."""
+    return identity.path, identity.attempt, request_hash
+
+
+def _key_of(tool: ToolCall) -> tuple[str, str, str]:
+    return tool.tool_call_id, tool.name, json.dumps(tool.arguments, sort_keys=True)
