@@ -54,6 +54,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "roles": "say which role of a graph deserves a better policy, by swaps of single roles",
         "why": "find the step of a training, and its rollouts, that taught a text",
         "film": "show the token at which each step of a training changes the run of a task",
+        "reward-diff": "what another reward would teach, from recorded rollouts",
         "rescore": (
             "score stored runs by a rubric, beside the scores that they have; compare two rubrics"
         ),

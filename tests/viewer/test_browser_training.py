@@ -234,6 +234,7 @@ def test_hostile_names_and_numbers_of_metrics_break_no_chart(
     browsing.check(page, "hostile step 390")
     look_at_an_analysis(site, page, browsing, folder)
     look_at_a_film(site, page, browsing, folder)
+    look_at_a_reward_difference(site, page, browsing, folder)
     assert page.evaluate("window.broken_in") is None
 
 
@@ -339,6 +340,9 @@ def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> 
     slider = page.get_by_role("slider", name="Version")
     expect(slider).to_have_attribute("aria-valuetext", "Before the training")
     expect(page.get_by_role("button", name="none")).to_have_count(0)
+    ends = page.locator(".film-summary tbody tr")
+    expect(ends.first).to_have_text("Before the training0 of 20 of 20 of 0")
+    expect(ends.last).to_have_text("After step 31 of 21 of 21 of 1")
     assert page.locator(".film-text mark, .film-text ins").count() == 0
     slider.focus()
     page.keyboard.press("ArrowRight")
@@ -362,6 +366,50 @@ def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> 
     expect(page.get_by_role("link", name="Update and rollouts of step 2")).to_be_visible()
     page.locator(".film-text mark a").press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 2")
+
+
+def look_at_a_reward_difference(site: Site, page: Page, browsing: Browsing, folder: Path) -> None:
+    """Look at the saved result of `reward-diff`, and at an empty one."""
+    run = (folder / "run_id").read_text()
+    with open_store(folder, read_only=True) as store:
+        id_ = store.journal.headers()[0].id
+    side = {"reward": 1.0, "advantage": -0.5, "reason": HOSTILE, "push": 0.1}
+    rollout = {"trajectory_id": id_, "thread_id": HOSTILE, "prompt": HOSTILE, "old": side}
+    tokens = {
+        "tokens": 3,
+        "texts": ["<b>", HOSTILE, ""],
+        "pushes": [[0.5, 0, 0], [-0.5, 0.25, None]],
+    }
+    change = {"old": 0.1, "new": -0.2, "difference": -0.3, "difference_error": None}
+    pushed = {"before": HOSTILE, "text": HOSTILE, "count": 2, "old": -1.0, "new": 1.0}
+    result = {
+        "old": HOSTILE,
+        "new": HOSTILE,
+        "steps": [2, "x"],
+        "flips": {"rollouts": 9, "down": 4},
+        "rollouts": [{**rollout, "new": side, **tokens}, 7],
+        "roles": {HOSTILE: [1.0, None]},
+        "norms": [1],
+        "cosine": 0.25,
+        "changes": {"accuracy": change, HOSTILE: 7, "constructor": change},
+        "up": [pushed, pushed],
+        "down": 3,
+        "warnings": [{"kind": "length", "text": HOSTILE}],
+    }
+    save_analysis(folder, "reward-diff", {}, title="rewards", command=HOSTILE, result=result)
+    save_analysis(folder, "reward-diff", {"an": "other"}, title="none", command="", result={})
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="rewards").click()
+    changes = page.get_by_role("table", name="Predicted changes")
+    expect(changes.get_by_role("row").filter(has_text="accuracy")).to_contain_text("−0.3")
+    expect(page.get_by_role("listitem").filter(has_text="The new reward")).to_have_count(1)
+    shaded = page.get_by_role("group", name="Tokens.")
+    expect(shaded.locator(".t.minus4")).to_have_text("<b>")
+    expect(shaded.locator(".t.plus1")).to_have_count(1)
+    browsing.check(page, "hostile reward-diff 390")
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="none").click()
+    expect(page.get_by_text("No warning.")).to_be_visible()
 
 
 def test_a_hidden_page_gives_its_stream_back_and_reads_all_anew_when_it_is_seen(

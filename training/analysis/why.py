@@ -20,8 +20,7 @@ g is computed from the means of two consecutive kept versions, without repeating
 Within a step g is a sum over tokens. The *push* of a token is its summand of `taught`: the
 derivative of the token's log-prob along b / r, times the derivative of the loss with respect to that
 log-prob. The former takes two forward passes. If the gradients of a step nearly cancel, r is nearly
-0, and pushes would be huge numbers of both signs. So for pushes, r is at least `_DAMPING` of its
-mean over the tensor.
+0, and pushes would be huge numbers of both signs. So for pushes, r is `damped`.
 
 Both estimates neglect second-order terms, weight decay, the change of the weights between optimiser
 steps, and the change of r that removing a rollout would cause.
@@ -33,8 +32,7 @@ recorded steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -43,14 +41,21 @@ import torch
 from torch import Tensor
 
 from hrm_agent.errors import RunError
+from hrm_agent.training.analysis.directions import (
+    damped,
+    derivative,
+    device_of,
+    fresh_batches,
+    loss_slopes,
+    root_mean_square,
+    step_size,
+    trained_weights,
+)
 from hrm_agent.training.records.retrace import RecordedStep, RecordedTraining
 from hrm_agent.training.update.batch import MicroBatch
 from hrm_agent.training.update.logprobs import token_logprobs
 from hrm_agent.training.update.model_mode import as_it_answers
-from hrm_agent.training.update.objectives import LossOptions, policy_loss
-from hrm_agent.training.update.optimizer_step import fix_inputs, fresh_only, trained_tokens
 from hrm_agent.training.update.optimizers import Moments, moments_of
-from hrm_agent.training.update.reductions import agree
 
 __all__ = [
     "Behaviour",
@@ -66,15 +71,8 @@ __all__ = [
     "pushes",
 ]
 
-_DAMPING = 0.01
-"""Lower bound of r for pushes, relative to its mean over a tensor."""
 _FORGOTTEN = 1e-4
 """Minimum weight of a gradient in AdamW's mean. Steps in which it is smaller are neglected."""
-_MOVEMENT = 1e-3
-"""Step size of the central difference: RMS of the weights' change over RMS of the weights. With a
-tenth of it, rounding errors dominate in single precision. With ten times as much, second-order terms
-do.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,23 +227,23 @@ def pushes(training: RecordedTraining, behaviour: Behaviour, step: RecordedStep)
     training.load(step.number)
     model: Any = training.learner.model
     loss = training.learner.loss_options([])
-    batches = _fresh(training.batches(step), loss, step.number)
+    batches = fresh_batches(training.batches(step), loss, step.number)
     direction = _gradient(model, behaviour)
-    weights = _trained(model)
+    weights = trained_weights(model)
     start = [weight.detach().clone() for weight in weights]
-    slopes = _loss_slopes(training, batches, loss)
+    slopes = loss_slopes(training, batches, loss)
     row = training.take(step)
     moments = moments_of(training.learner.optimizer)
     along = [
-        each / _damped(moment.root) if moment is not None else torch.zeros_like(each)
+        each / damped(moment.root) if moment is not None else torch.zeros_like(each)
         for each, moment in zip(direction, moments, strict=True)
     ]
     with torch.no_grad():
         for weight, value in zip(weights, start, strict=True):
             weight.copy_(value)
-    if not row["stepped"] or _rms(along) == 0:
+    if not row["stepped"] or root_mean_square(along) == 0:
         return []
-    size = _MOVEMENT * _rms(start) / _rms(along)
+    size = step_size(start, along)
     optim = step.config.optim
     clip = min(1.0, optim.max_grad_norm / (row["grad_norm"] + 1e-6))
     taken = sum(bool(part) for part in batches) * optim.epochs
@@ -262,7 +260,7 @@ def pushes(training: RecordedTraining, behaviour: Behaviour, step: RecordedStep)
         )
         place += 1
         for batch, slopes_K in zip(part, slopes[number], strict=True):
-            changes_K = _derivative(model, batch, weights, start, along, size)
+            changes_K = derivative(model, batch, weights, start, along, size)
             pushes_K = -factor * slopes_K * changes_K
             token_ids = batch.token_ids_N[batch.loss_indices_K].tolist()
             entries = zip(batch.sequences_K.tolist(), token_ids, pushes_K.tolist(), strict=True)
@@ -380,97 +378,10 @@ def _rates(training: RecordedTraining, number: int) -> list[float]:
     return found
 
 
-def _damped(root: Tensor) -> Tensor:
-    return root.clamp(min=_DAMPING * float(root.mean()))
-
-
-def _fresh(
-    parts: Sequence[Sequence[MicroBatch]], loss: LossOptions, version: int
-) -> list[list[MicroBatch]]:
-    if loss.max_staleness is None:
-        return [list(part) for part in parts]
-    return [fresh_only(part, version, loss.max_staleness) for part in parts]
-
-
-def _loss_slopes(
-    training: RecordedTraining, parts: Sequence[Sequence[MicroBatch]], loss: LossOptions
-) -> list[list[Tensor]]:
-    """Derivative of a step's loss with respect to each trained token's log-prob, for each
-    micro-batch.
-    """
-    learner = training.learner
-    model: Any = learner.model
-    device = _device(model)
-    found: list[list[Tensor]] = []
-    with as_it_answers(model):
-        for part in parts:
-            moved = [each.to(device) for each in part]
-            agreed = agree(moved, None, device)
-            fixed = fix_inputs(
-                model,
-                learner.reference,
-                moved,
-                loss,
-                teacher=learner.teachers,
-                first=True,
-                split=agreed.split,
-            )
-            slopes: list[Tensor] = []
-            for inputs in fixed:
-                with torch.no_grad():
-                    logprobs_K = token_logprobs(model, inputs.batch)
-                leaf_K = logprobs_K.detach().requires_grad_()
-                tokens = trained_tokens(inputs, leaf_K, loss)
-                value, _ = policy_loss(tokens, agreed.counts, loss)
-                (slopes_K,) = torch.autograd.grad(value, leaf_K)
-                slopes.append(slopes_K)
-            found.append(slopes)
-    return found
-
-
-def _derivative(
-    model: Any,
-    batch: MicroBatch,
-    weights: Sequence[Tensor],
-    start: Sequence[Tensor],
-    along: Sequence[Tensor],
-    size: float,
-) -> Tensor:
-    """Derivative of each trained token's log-prob along the direction `along`, by a central
-    difference of step size `size`.
-    """
-    found: list[Tensor] = []
-    moved = batch.to(_device(model))
-    for sign in (size, -size):
-        with _at(weights, start, along, sign), torch.no_grad(), as_it_answers(model):
-            found.append(token_logprobs(model, moved).double())
-    return (found[0] - found[1]) / (2 * size)
-
-
-@contextmanager
-def _at(
-    weights: Sequence[Tensor], start: Sequence[Tensor], along: Sequence[Tensor], size: float
-) -> Generator[None]:
-    """Add `size` times a direction to the weights within the block, in single precision."""
-    data = [weight.data for weight in weights]
-    try:
-        for weight, value, direction in zip(weights, start, along, strict=True):
-            weight.data = torch.add(value, direction, alpha=size)
-        yield
-    finally:
-        for weight, value in zip(weights, data, strict=True):
-            weight.data = value
-
-
-def _rms(tensors: Sequence[Tensor]) -> float:
-    squares = sum(float(each.double().square().sum()) for each in tensors)
-    return math.sqrt(squares / sum(each.numel() for each in tensors))
-
-
 def _logprobs(model: Any, behaviour: Behaviour) -> Tensor:
     """Log-prob of each text of a behaviour."""
     with torch.no_grad(), as_it_answers(model):
-        moved = (batch.to(_device(model)) for batch in behaviour.batches())
+        moved = (batch.to(device_of(model)) for batch in behaviour.batches())
         return torch.stack([token_logprobs(model, batch).double().sum() for batch in moved])
 
 
@@ -478,22 +389,14 @@ def _gradient(model: Any, behaviour: Behaviour) -> list[Tensor]:
     """Gradient of a behaviour's log-prob with respect to each trained weight, in single
     precision.
     """
-    weights = _trained(model)
+    weights = trained_weights(model)
     sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
     shares = _logprobs(model, behaviour).softmax(0) if behaviour.others else torch.ones(1)
     for batch, share in zip(behaviour.batches(), shares.tolist(), strict=True):
         with as_it_answers(model):
-            total = token_logprobs(model, batch.to(_device(model))).sum()
+            total = token_logprobs(model, batch.to(device_of(model))).sum()
             found: Any = torch.autograd.grad(total, weights, allow_unused=True)
         for sum_, each in zip(sums, found, strict=True):
             if each is not None:
                 sum_.add_(each, alpha=share)
     return sums
-
-
-def _trained(model: Any) -> list[Tensor]:
-    return [weight for weight in model.parameters() if weight.requires_grad]
-
-
-def _device(model: Any) -> torch.device:
-    return next(model.parameters()).device

@@ -41,7 +41,7 @@ from hrm_agent.training.records.groups import (
 from hrm_agent.training.records.runs import RecordedRuns, TokenReader, opened_runs
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.rollout import Attempts, run_id_of
-from hrm_agent.training.rollout.scoring import Score, rollouts_of
+from hrm_agent.training.rollout.scoring import Score, reward_environment, rollouts_of
 from hrm_agent.training.rollout.source import RunProgress, StepPlan, TaskSource
 from hrm_agent.training.tasks import Task
 from hrm_agent.training.update.accelerators import exact_accelerator
@@ -176,11 +176,9 @@ async def _scoring(
 
         yield unchanged
         return
-    where = {"HRM_AGENT_ENVIRONMENT": config.environment, "HRM_AGENT_ISOLATION": config.isolation}
-    variables = {name: str(value) for name, value in where.items() if value is not None}
     async with opened_scorer(
         config.rewards,
-        environment=variables,
+        environment=reward_environment(config),
         keeps_truncated=config.select.truncated == "keep_reward",
     ) as scorer:
         yield _Rescoring(scorer, store, runs, groups).score

@@ -26,6 +26,7 @@ __all__ = [
     "OF_OWN_CALLS",
     "REWARD_FAULT",
     "Score",
+    "reward_environment",
     "rollouts_of",
     "scored",
     "scoring_by",
@@ -42,13 +43,16 @@ in the last attempt of each rollout.
 """
 
 
-class _Settings(Protocol):
-    @property
-    def rewards(self) -> str | None: ...
+class _Environment(Protocol):
     @property
     def environment(self) -> str | None: ...
     @property
     def isolation(self) -> str: ...
+
+
+class _Settings(_Environment, Protocol):
+    @property
+    def rewards(self) -> str | None: ...
 
 
 @asynccontextmanager
@@ -77,13 +81,10 @@ async def scoring_by(
 
         yield unchanged
         return
-    where = {
-        "HRM_AGENT_ENVIRONMENT": settings.environment,
-        "HRM_AGENT_ISOLATION": settings.isolation,
-    }
-    variables = {name: str(value) for name, value in where.items() if value is not None}
     async with opened_scorer(
-        settings.rewards, environment=variables, keeps_truncated=keeps_truncated
+        settings.rewards,
+        environment=reward_environment(settings),
+        keeps_truncated=keeps_truncated,
     ) as scorer:
         if carry_over and "group" in scorer.rubric.wants:
             raise ConfigError(
@@ -104,6 +105,15 @@ async def scoring_by(
             return [(*each[:-1], end) for each, end in zip(attempts, last, strict=True)]
 
         yield score
+
+
+def reward_environment(settings: _Environment) -> dict[str, str]:
+    """Environment variables of the processes that score, for rewards that run code."""
+    where = {
+        "HRM_AGENT_ENVIRONMENT": settings.environment,
+        "HRM_AGENT_ISOLATION": settings.isolation,
+    }
+    return {name: str(value) for name, value in where.items() if value is not None}
 
 
 @asynccontextmanager

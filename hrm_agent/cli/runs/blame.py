@@ -30,7 +30,12 @@ from hrm_agent.store.run_store import own_run
 from hrm_agent.training.analysis.blame import Blame, BlamedRun, Fall, blame
 from hrm_agent.training.config.commands import CollectConfig
 from hrm_agent.training.rollout.eligibility import fault_of
-from hrm_agent.training.rollout.scoring import OF_OWN_CALLS, rollouts_of, scoring_by
+from hrm_agent.training.rollout.scoring import (
+    OF_OWN_CALLS,
+    reward_environment,
+    rollouts_of,
+    scoring_by,
+)
 from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.trajectory import DropReason, RunStatus, Trajectory
@@ -266,13 +271,8 @@ async def _scored_anew(
     store: RunStore, runs: Sequence[BlamedRun], rewards: str, config: BlameConfig
 ) -> list[BlamedRun]:
     """Runs with the outcome that the rubric gives them now. Nothing is stored."""
-    where = {
-        "HRM_AGENT_ENVIRONMENT": config.environment,
-        "HRM_AGENT_ISOLATION": config.isolation,
-    }
-    variables = {name: str(value) for name, value in where.items() if value is not None}
     found = list[BlamedRun]()
-    async with opened_scorer(rewards, environment=variables) as scorer:
+    async with opened_scorer(rewards, environment=reward_environment(config)) as scorer:
         for each in runs:
             (scoring,) = await scorer.score(rollouts_of(scorer.rubric, store, [each.trajectory]))
             if scoring.fault:

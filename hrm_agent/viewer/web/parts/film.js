@@ -55,6 +55,29 @@
   const share = (value) => (value === null ? "?" : value >= 0.001 || value === 0 ? value.toFixed(3) : value.toExponential(1));
   const scene_at = (task, at) => task.scenes.findLast((one) => one.from <= at) || task.scenes[0];
 
+  /* Facts on all tasks at a position: right ones, those that call a tool, and failed tool calls. */
+  function summary(tasks, at) {
+    const scenes = tasks.map((task) => scene_at(task, at));
+    const tools = scenes.flatMap((scene) => scene.calls.flatMap((call) => call.tools));
+    const called = scenes.filter((scene) => scene.calls.some((call) => call.tools.length)).length;
+    const failed = tools.filter((tool) => tool.status !== "ok").length;
+    const right = scenes.filter((scene) => scene.right === true).length;
+    return { right: `${right} of ${tasks.length}`, called: `${called} of ${tasks.length}`, failed: `${failed} of ${tools.length}` };
+  }
+
+  /* What the whole training changes, with the chosen version between its ends. */
+  function Summary({ tasks, versions, at }) {
+    const rows = [0, at, versions.length - 1].map((position) => [moment(versions[position]), summary(tasks, position)]);
+    return html`<table class="plain film-summary"><thead><tr><th scope="col">Of all tasks</th><th scope="col">right</th><th scope="col">with a tool call</th><th scope="col">failed tool calls</th></tr></thead>
+      <tbody>${rows.map(([name, one], index) => html`<tr key=${index}><th scope="row">${index === 1 ? html`<strong>Shown: ${name.toLowerCase()}</strong>` : name}</th><td>${one.right}</td><td>${one.called}</td><td>${one.failed}</td></tr>`)}</tbody></table>`;
+  }
+
+  /* The first task that the training turns from wrong to right, or else the first one. */
+  function first_shown(tasks) {
+    const found = tasks.findIndex((task) => task.scenes[0].right === false && task.scenes[task.scenes.length - 1].right === true);
+    return found < 0 ? 0 : found;
+  }
+
   /* One row a task. Each scene is a button as long as its versions. */
   function Strip({ tasks, versions, at, chosen, on }) {
     const percent = (position) => `${(100 * position) / versions.length}%`;
@@ -112,7 +135,8 @@
 
   function Film({ place, run, result }) {
     const { versions, tasks } = useMemo(() => read(result), [result]);
-    const [task_param, set_task] = hrm.useParam("task", "0");
+    const preferred = first_shown(tasks);
+    const [task_param, set_task] = hrm.useParam("task", String(preferred));
     const [at_param, set_at] = hrm.useParam("at", "0");
     const [playing, set_playing] = useState(false);
     const last = versions.length - 1;
@@ -147,7 +171,7 @@
     });
     const choose = (row, position) => {
       const { name, params } = hrm.current();
-      hrm.go(name, { ...params, task: row ? String(row) : "", at: position ? String(position) : "" }, { replace: true });
+      hrm.go(name, { ...params, task: row === preferred ? "" : String(row), at: position ? String(position) : "" }, { replace: true });
     };
     if (!task) return html`<${Empty}>The film has no scenes.</${Empty}>`;
     return html`
@@ -163,6 +187,7 @@
         <input type="range" min="0" max=${last} step="1" value=${at} aria-label="Version" aria-valuetext=${moment(versions[at])} onInput=${(event) => move(event.target.value)} />
         <output class="num">${moment(versions[at])}</output>
       </div>
+      <${Summary} tasks=${tasks} versions=${versions} at=${at} />
       <section class="panel film-scene-panel" aria-labelledby="film-task">
         <h2 id="film-task"><${Text} of=${task.prompt} clip=${600} /></h2>
         <p class="film-answer"><${Badge} of=${glyph(scene.right)}>${verdict(scene.right)}</${Badge}> Answer: <strong><${Text} of=${scene.answer || "none"} /></strong>${task.expected && html` <span class="muted">Expected: <${Text} of=${task.expected} clip=${100} /></span>`}</p>

@@ -152,4 +152,5 @@
   }
 
   hrm.analyses.why = Why;
+  hrm.parts.pushed = { Legend, Rollout, has_page, list, number, signed, table, text, thread_link };
 })();

@@ -1,0 +1,1 @@
+"""`reward-diff` against trainings with the two rewards that it compares."""
