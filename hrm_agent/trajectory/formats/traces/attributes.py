@@ -21,8 +21,8 @@ from hrm_agent.trajectory.formats.traces.calls import (
     sampling_of,
     set_reasons,
     set_tool_result,
+    set_usage,
     usage_at,
-    with_usage,
 )
 from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.langfuse import add_langfuse_span
@@ -163,24 +163,23 @@ def _add_gen_ai_call(
     offered = _either(tree, "gen_ai.tool.definitions", "llm.request.functions")
     if offered is not None:
         found.tools = tool_offers(offered, place)
-    if found.answer is not None:
-        found.answer = with_usage(
-            found.answer,
-            usage_at(
-                tree,
-                input_tokens=("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-                output_tokens=("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-                cached_tokens=(
-                    "gen_ai.usage.cache_read.input_tokens",
-                    "gen_ai.usage.cache_read_input_tokens",
-                ),
-                reasoning_tokens=(
-                    "gen_ai.usage.reasoning.output_tokens",
-                    "gen_ai.usage.reasoning_tokens",
-                ),
-                cost=(f"{OURS}.cost", "gen_ai.usage.cost"),
+    set_usage(
+        found,
+        usage_at(
+            tree,
+            input_tokens=("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+            output_tokens=("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+            cached_tokens=(
+                "gen_ai.usage.cache_read.input_tokens",
+                "gen_ai.usage.cache_read_input_tokens",
             ),
-        )
+            reasoning_tokens=(
+                "gen_ai.usage.reasoning.output_tokens",
+                "gen_ai.usage.reasoning_tokens",
+            ),
+            cost=(f"{OURS}.cost", "gen_ai.usage.cost"),
+        ),
+    )
 
 
 def _systems(value: Any, messages: Messages, place: str) -> list[BaseMessage]:
@@ -296,15 +295,14 @@ def _add_openinference_call(
     offered = elements(at(tree, "llm.tools")) or elements(asked.get("tools"))
     # these libraries write all parameters of a request
     found.tools = tool_offers(offered, place) if offered or asked else None
-    if found.answer is not None:
-        found.answer = with_usage(
-            found.answer,
-            usage_at(
-                tree,
-                input_tokens=("llm.token_count.prompt",),
-                output_tokens=("llm.token_count.completion",),
-                cached_tokens=("llm.token_count.prompt_details.cache_read",),
-                reasoning_tokens=("llm.token_count.completion_details.reasoning",),
-                cost=("llm.cost.total",),
-            ),
-        )
+    set_usage(
+        found,
+        usage_at(
+            tree,
+            input_tokens=("llm.token_count.prompt",),
+            output_tokens=("llm.token_count.completion",),
+            cached_tokens=("llm.token_count.prompt_details.cache_read",),
+            reasoning_tokens=("llm.token_count.completion_details.reasoning",),
+            cost=("llm.cost.total",),
+        ),
+    )

@@ -32,8 +32,8 @@ __all__ = [
     "sampling_of",
     "set_reasons",
     "set_tool_result",
+    "set_usage",
     "usage_at",
-    "with_usage",
 ]
 
 LONGEST_NAME = 200
@@ -100,7 +100,14 @@ def leaf(tree: Tree, path: str) -> Any:
     return value.get("") if isinstance(value, dict) else value
 
 
-def with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
+def set_usage(found: ForeignSpan, usage: CallUsage) -> None:
+    """Set the usage of a call, also of one without an answer in the file."""
+    found.usage = usage
+    if found.answer is not None:
+        found.answer = _with_usage(found.answer, usage)
+
+
+def _with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
     """Answer with its usage, unless it has a report already. A missing count is not made up: the
     report then has only the cost.
     """

@@ -12,7 +12,7 @@ from hrm_agent.trajectory.formats.traces.calls import (
     leaf,
     sampling_of,
     set_tool_result,
-    with_usage,
+    set_usage,
 )
 from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.messages import (
@@ -172,20 +172,17 @@ def _add_call(
     }
     costs = mapping(decoded(row.get("cost_details"), place))
     cost = as_float(costs.get("total", row.get("total_cost")))
-    if found.answer is not None:
-        found.answer = with_usage(
-            found.answer,
-            CallUsage(
-                # Langfuse counts a detail apart from its total
-                input_tokens=_summed(usage, "input", "prompt_tokens"),
-                output_tokens=_summed(usage, "output", "completion_tokens"),
-                cached_tokens=usage.get("input_cache_read", usage.get("input_cached_tokens")),
-                reasoning_tokens=usage.get(
-                    "output_reasoning", usage.get("output_reasoning_tokens")
-                ),
-                cost=cost if cost is not None and cost >= 0 else None,
-            ),
-        )
+    set_usage(
+        found,
+        CallUsage(
+            # Langfuse counts a detail apart from its total
+            input_tokens=_summed(usage, "input", "prompt_tokens"),
+            output_tokens=_summed(usage, "output", "completion_tokens"),
+            cached_tokens=usage.get("input_cache_read", usage.get("input_cached_tokens")),
+            reasoning_tokens=usage.get("output_reasoning", usage.get("output_reasoning_tokens")),
+            cost=cost if cost is not None and cost >= 0 else None,
+        ),
+    )
 
 
 def _summed(usage: dict[str, int | None], name: str, whole: str) -> int | None:
