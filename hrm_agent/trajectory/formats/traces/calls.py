@@ -28,6 +28,7 @@ from hrm_agent.trajectory.schema import CallUsage, FinishReason, SentSampling, T
 __all__ = [
     "LONGEST_NAME",
     "add_place",
+    "arguments_of",
     "leaf",
     "sampling_of",
     "set_reasons",
@@ -138,16 +139,23 @@ def _with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
     return answer.model_copy(update=facts) if facts else answer
 
 
+def arguments_of(value: Any, place: str) -> dict[str, Any] | str | None:
+    """Arguments of a tool call: an object, also as JSON, or any other text (None for others)."""
+    given = decoded(value, place)
+    return given if isinstance(given, dict) else value if isinstance(value, str) else None
+
+
 def set_tool_result(found: ForeignSpan, output: Any, messages: Messages) -> None:
-    """Set a tool call's result from a span's output: a tool's message, or any value."""
-    output = decoded(output, found.place)
+    """Set a tool call's result from a span's output: a tool's message, or any value. A text stays
+    as it is, unless it is the JSON of a message or of an object with the key `output` alone.
+    """
     for _ in range(3):
-        held = mapping(output)
-        if "output" in held and "type" not in held and "role" not in held:
-            output = decoded(held["output"], found.place)
+        inner = mapping(decoded(output, found.place))
+        if set(inner) == {"output"}:
+            output = inner["output"]
     if output is None or (found.error is not None and not output):
         return
-    held = mapping(output)
+    held = mapping(decoded(output, found.place))
     read = (
         messages.read(output, found.place)
         if "lc" in held or held.get("type") == "tool" or held.get("role") == "tool"

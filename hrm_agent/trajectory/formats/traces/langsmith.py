@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage
 from hrm_agent.trajectory.formats.shared.json_documents import refused
 from hrm_agent.trajectory.formats.traces.calls import (
     add_place,
+    arguments_of,
     sampling_of,
     set_reasons,
     set_tool_result,
@@ -78,8 +79,7 @@ def langsmith_run(row: dict[str, Any], place: str, messages: Messages) -> Foreig
             found.kind = Kind.TOOL
             found.tool_call_id = text_at(extra, "tool_call_id")
             held = mapping(inputs)
-            given = decoded(held["input"], place) if set(held) == {"input"} else held
-            found.arguments = given if isinstance(given, (dict, str)) else None
+            found.arguments = arguments_of(held["input"] if set(held) == {"input"} else held, place)
             set_tool_result(found, outputs, messages)
             if found.error:
                 found.status = ToolStatus.ERROR
@@ -108,11 +108,11 @@ def _first(row: dict[str, Any], run_id: str, parent: str | None, place: str) -> 
     return run_id
 
 
-def _first_of_batch(inputs: Any) -> Any:
-    """First prompt, or first list of messages, of a request with several."""
+def _batch(inputs: Any) -> list[Any]:
+    """Prompts, or lists of messages, of a request with several."""
     held = mapping(inputs)
-    several = elements(held.get("prompts")) or elements(held.get("messages"))
-    return several[0]
+    lists = [one for one in elements(held.get("messages")) if isinstance(one, list)]
+    return elements(held.get("prompts")) or lists
 
 
 def _add_call(
@@ -130,11 +130,11 @@ def _add_call(
     system = mapping(inputs).get("system")
     if found.sent and system and found.sent[0].type != "system":  # as Anthropic's client sends it
         found.sent = [*messages.read_one({"role": "system", "content": system}, place), *found.sent]
-    batch = [len(elements(mapping(inputs).get(name))) for name in ("prompts", "messages")]
     generations = elements(at(outputs, "generations"))
-    if len(generations) > 1 and len(generations) in batch:
+    batch = _batch(inputs)
+    if len(generations) > 1 and len(generations) == len(batch):
         # a request of several prompts: the first one and its answer are the call
-        found.sent = messages.read(_first_of_batch(inputs), place)
+        found.sent = messages.read(batch[0], place)
         found.left_out = ("answers behind the first one of a request were left out",) * (
             len(generations) - 1
         )
