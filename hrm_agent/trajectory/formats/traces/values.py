@@ -139,8 +139,9 @@ def as_float(value: Any) -> float | None:
 
 def seconds(value: Any, place: str, name: str) -> float | None:
     """Unix time of a count (a number, or digits) or of an ISO 8601 text, in which a time without a
-    zone is UTC (None for no time). A count is of nanoseconds, microseconds, milliseconds or
-    seconds, by its size: each unit covers the years 1973 to 5138.
+    zone is UTC (None for no time). A count in a field of OTLP, named `...Nano`, is of nanoseconds.
+    Others are of nanoseconds, microseconds, milliseconds or seconds, by their size: each unit
+    covers the years 1973 to 5138.
     """
     if value is None or value in ("", 0, "0"):
         return None
@@ -148,7 +149,8 @@ def seconds(value: Any, place: str, name: str) -> float | None:
     count = isinstance(value, int) and not isinstance(value, bool)
     if count or (isinstance(value, str) and value.isascii() and value.isdecimal()):
         number = int(str(value)[:24])  # longer ones are out of range as well
-        moment = number / next((one for most, one in _UNITS if number < most), 1e9)
+        units = () if name.endswith("Nano") else _UNITS
+        moment = number / next((one for most, one in units if number < most), 1e9)
     elif isinstance(value, str) and value.isascii():
         try:
             found = datetime.fromisoformat(_LONG_FRACTION.sub(r"\1", value[:64]))
