@@ -133,7 +133,7 @@ def test_a_flip_of_a_missing_version_is_refused_before_the_film(
     with pytest.raises(RunError, match="has 2 steps, and no step 9"):
         asyncio.run(flip_of(training, episode, 9))
     monkeypatch.setattr(training, "kept", [0, 2])
-    with pytest.raises(RunError, match="after step 1 is not kept.*Kept are the versions 0, 2"):
+    with pytest.raises(RunError, match=r"after step 1 is not kept\..*Kept are the versions 0, 2"):
         asyncio.run(flip_of(training, episode, 1))
 
 
@@ -142,7 +142,7 @@ def test_a_flip_over_missing_versions_has_a_range_of_steps(
 ) -> None:
     for task in film_result(training, made)["tasks"]:
         assert all(scene["first_step"] == scene["version"] for scene in task["scenes"][1:])
-    episodes = [reel.episode for reel in made.reels[:TASKS]]
+    episodes = [reel.episode for reel in made.reels if len(reel.scenes) > 1][:4]
     coarse = asyncio.run(film(training, episodes, versions=[0, 2]))
     tasks = film_result(training, coarse)["tasks"]
     steps = {(each["first_step"], each["version"]) for task in tasks for each in task["scenes"]}
@@ -155,7 +155,8 @@ def test_a_truncated_run_is_named_and_judged_only_with_a_verifier(
     long = "word " * 3000
     (own,) = film_episodes(training, [long])
     (verified,) = film_episodes(training, held_out_tasks=1)
-    verified = replace(verified, task=replace(verified.task, prompt=long), thread_id="film/1")
+    task = verified.task.model_copy(update={"prompt": long})
+    verified = replace(verified, task=task, thread_id="film/1")
     made = asyncio.run(film(training, [own, verified], versions=[0]))
     scenes = [task["scenes"][0] for task in film_result(training, made)["tasks"]]
     assert [scene["status"] for scene in scenes] == ["truncated"] * 2
