@@ -116,13 +116,17 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="results as JSON on stdout")
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
-    def read(self, words: Sequence[str], *, surplus: str = "") -> Arguments:
+    def read(
+        self, words: Sequence[str], *, surplus: str = "", intermixed: bool = False
+    ) -> Arguments:
         """Parse `words`. Raises `ConfigError` for an unknown flag, with the most similar flag as a
         hint.
 
-        `surplus`: hint of the error for a surplus argument.
+        `surplus`: hint of the error for a surplus argument. `intermixed`: arguments may follow
+        flags.
         """
-        arguments, unknown = self.parse_known_args(_pairs_apart(words))
+        parse = self.parse_known_intermixed_args if intermixed else self.parse_known_args
+        arguments, unknown = parse(_pairs_apart(words))
         if unknown:
             flag = unknown[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
