@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.cli.common.analyses import save_result
-from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.arguments import Parser, refuse_broken
 from hrm_agent.cli.common.output import Output, progress
-from hrm_agent.cli.runs.run import refuse_broken
 from hrm_agent.errors import ConfigError, to_install
 from hrm_agent.models.slow_start import told_if_slow
 from hrm_agent.store.run_store import shown_url
