@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hrm_agent.errors import HrmError, RunError
+from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.models import ActivePolicy
 from hrm_agent.models.call_recording import copied_call, recorded_call_id
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
@@ -271,7 +271,7 @@ async def _run(
     waiting = asyncio.create_task(stuck.event.wait())
     try:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
+        if running.done() and stuck.error is None:
             return running.result()
     finally:
         waiting.cancel()
@@ -287,7 +287,8 @@ class _Stuck:
     """Signal that a run cannot go on, since a request was refused.
 
     The refusal is not raised in the graph, which could catch it and go on with another state. The
-    request waits, and the run is cancelled from outside, as by a kill.
+    request waits, and the run is cancelled from outside, as by a kill. A request that cannot wait
+    ends as in a cancelled task.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -420,13 +421,23 @@ class SwapRecording(Recording):
             raise BudgetUsedUp("A request was refused.")
         try:
             accepted = self._meter.reserve(request, self._rank)
+            if not accepted and not request.can_wait:
+                raise ConfigError(
+                    f"A request to {request.model} has to wait for others, but it blocks the event"
+                    " loop: an async function calls the model synchronously.",
+                    "Write `await policy().ainvoke(...)` in async functions of the graph, or leave"
+                    " out --budget.",
+                )
         except HrmError as error:
             self._stuck.error = self._stuck.error or error
             if not self._open_requests:
                 self._stuck.report()
-            if not request.by_policy:  # such a request cannot wait
-                raise
-            return False
+            if request.by_policy and request.can_wait:
+                return False
+            # A node that catches exceptions does not catch this one, as in a cancelled task. If it
+            # does nevertheless, the run is not stored as ended.
+            self.broken = self.broken or error
+            raise asyncio.CancelledError from error
         if accepted:
             self._asks = True
             self._open_requests.add(request.call_id)

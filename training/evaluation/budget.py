@@ -219,6 +219,12 @@ class Meter:
                 " budget.",
                 "Leave out --budget, or let the graph take its model from policy().",
             )
+        if not request.text_only:
+            raise ConfigError(
+                f"The most that a request to {request.model} can cost is not known: it has parts"
+                " other than text (images, audio or files).",
+                "Leave out --budget.",
+            )
         if request.sampled is None:
             raise ConfigError(
                 f"The most that a request to {request.model} can cost is not known: it has no limit"

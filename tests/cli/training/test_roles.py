@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from hrm_agent.cli.main import main
+from hrm_agent.store import open_store
 from tests.cli.conftest import Command
 from tests.support.serving.providers import ProviderServer
 
@@ -55,6 +56,11 @@ def init_chat_model(name, **options):
     return ChatOpenAI(model=name.partition(":")[2], **options)
 """
 """Part of the package langchain, which the tests do without, that opens a provider's model."""
+OWN = """
+from langchain_core.language_models import ParrotFakeChatModel
+
+OWN = ParrotFakeChatModel()
+"""
 TASKS = 8
 A_CALL = 8
 """Tokens that the server reports for a call."""
@@ -68,6 +74,11 @@ def answer(body: dict[str, Any]) -> str:
     if text.startswith("draft"):
         return "42" if body["model"] == "strong" else "41"
     return re.findall("[0-9]+", text)[-1]
+
+
+def slow(body: dict[str, Any]) -> str:
+    time.sleep(0.05)
+    return answer(body)
 
 
 @pytest.fixture(scope="module")
@@ -181,12 +192,31 @@ def test_a_provider_that_fails_ends_the_command_and_nothing_is_asked_twice(
     assert repeats(server) == 0 and len(server.asked) == 3 * TASKS
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "budget", "error"),
+    [
+        ("def finish", "async def finish", "900tokens", "blocks the event loop"),
+        ("await policy().ainvoke", "policy().invoke", "20tokens", "does not suffice"),
+        ("policy().invoke", "OWN.invoke", "9000tokens", "a model of its own"),
+    ],
+)
+def test_a_request_that_cannot_wait_ends_the_run_without_a_result(
+    before: str, after: str, budget: str, error: str, server: ProviderServer, hrm: Command
+) -> None:
+    text = GRAPH.replace(before, after)
+    Path("own.py").write_text(OWN + text)
+    server.text = slow
+    words = ("--budget", budget)
+    told = hrm("roles", "base", "--try", "openai:strong", *words)
+    assert told.code == 2 and error in " ".join(told.err.split())
+    if Path("base-roles/store.db").exists():
+        with open_store(Path("base-roles/store.db"), read_only=True) as store:
+            ended = store.journal.headers("status != ?", ("running",))
+            assert not any("give up" in str(each.answer) for each in ended)
+
+
 @pytest.mark.slow
 def test_a_killed_command_asks_nothing_twice(server: ProviderServer, hrm: Command) -> None:
-    def slow(body: dict[str, Any]) -> str:
-        time.sleep(0.05)
-        return answer(body)
-
     server.text = slow
     words = ("roles", "base", "--try", "openai:strong", "--concurrency", "1")
     killed = subprocess.Popen([sys.executable, "-m", "hrm_agent", *words])
