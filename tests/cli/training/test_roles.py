@@ -247,7 +247,7 @@ def test_no_role_gains(server: ProviderServer, hrm: Command) -> None:
         (("--try", "openai:strong", "--budget", "1"), "The price of strong is not known"),
         (
             ("--try", "openai:strong", "--budget", "20tokens"),
-            "does not suffice for the swaps of one task",
+            "does not suffice for the swaps of one run",
         ),
         (("--try", "openai:strong", "--concurrency", "0"), "--concurrency 0 is below 1"),
     ],
