@@ -121,8 +121,7 @@ def _is_text(content: Any) -> bool:
     parts: list[Any] = content
     # the result of a tool has parts of its own
     return all(
-        isinstance(part, str)
-        or (part.get("type") in _TEXT_PARTS and _is_text(part.get("content")))
+        isinstance(part, str) or (part.get("type") in _TEXT_PARTS and _is_text(part.get("content")))
         for part in parts
     )
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ OWN = """
 from langchain_core.language_models import ParrotFakeChatModel
 
 OWN = ParrotFakeChatModel()
+"""
+JUDGE = """
+def judge(text, task):
+    if text == "42" and "Task 3" in task.prompt:
+        raise ValueError("the judge does not answer")
+    return float(text == "42")
 """
 TASKS = 8
 A_CALL = 8
@@ -125,7 +132,7 @@ def roles(hrm: Command, *words: str) -> dict[str, Any]:
 
 def test_only_what_the_swap_changes_is_asked(server: ProviderServer, hrm: Command) -> None:
     told = hrm("roles", "base", "--try", "openai:strong", "--price", "strong=1,2", "--all")
-    assert told.code == 0
+    assert told.code == 0 and "no model of this name" not in told.err
     assert "Give draft the bigger model: policy(model='openai:strong') in its node" in told.out
     # draft and the changed finish; finish alone; both together
     models = Counter(each["model"] for each in server.asked)
@@ -140,7 +147,31 @@ def test_only_what_the_swap_changes_is_asked(server: ProviderServer, hrm: Comman
     assert rows["draft"]["asked"] == {"read": 40, "sampled": 24, "cost": pytest.approx(88e-6)}
     assert rows["draft"]["asked_others"]["sampled"] == 24
     assert rows["finish"]["asked_others"]["sampled"] == 0
-    assert found["best"] == "draft" and found["tasks"] == TASKS
+    assert found["best"] == "draft" and found["tasks"] == TASKS and found["unjudged_runs"] == 0
+    # the recorded runs are read without their calls
+    assert not {"sampled_tokens", "tool_errors"} & rows["draft"]["comparison"]["a"].keys()
+    told = hrm("roles", "base", "--try", "openai:strong", "--price", "strnog=1,2", "--all")
+    assert "--price strnog: no model of this name was asked. Asked: strong, weak." in told.err
+    config = Path("base-roles/config.toml")
+    assert config.read_text().count('weights = "; "') == 1
+    config.write_text(config.read_text().replace('weights = "; "', 'weights = "model 1 2; "'))
+    told = hrm("resume", "base-roles")
+    assert told.code == 2 and "have changed since base-roles was begun" in told.err
+
+
+def test_a_swap_that_cannot_be_judged_is_left_out_on_both_sides(
+    server: ProviderServer, hrm: Command
+) -> None:
+    Path("judge.py").write_text(JUDGE)
+    config = Path("base/config.toml")
+    config.write_text(config.read_text().replace("answer:last_number", "./judge.py:judge"))
+    found = roles(hrm)
+    assert (found["tasks"], found["unjudged_runs"]) == (TASKS - 1, 1)
+    assert found["roles"][0]["comparison"]["difference"]["value"] == 1
+    Path("strict.py").write_text(JUDGE.replace("Task 3", "Task"))
+    config.write_text(config.read_text().replace("judge.py", "strict.py"))
+    told = hrm("roles", "base", "--try", "openai:strong", "--out", "anew")
+    assert told.code == 2 and "None of 8 runs has swaps that could be judged" in told.err
 
 
 @pytest.mark.parametrize(
@@ -160,6 +191,10 @@ def test_a_budget_is_never_exceeded(
     assert limit - 700 * cost / A_CALL < len(server.asked) * cost <= limit
     assert found["budget_used_up"] and 0 < found["tasks"] < TASKS
     assert found["runs"] == found["tasks"]
+    order = [re.findall("Task [0-9]+", str(each["messages"]))[0] for each in server.asked]
+    assert len([*groupby(order)]) == len(
+        set(order)
+    )  # the swaps of a run end before those of the next begin
     told = hrm("roles", "base", "--try", "openai:strong", *words)
     assert f"the budget of {budget} does not suffice for more" in " ".join(told.out.split())
     whole = roles(hrm, *prices)
@@ -264,3 +299,6 @@ def test_what_is_no_run_is_reported(hrm: Command) -> None:
     Path("empty").mkdir()
     told = hrm("roles", "empty", "--try", "builtin:trained")
     assert told.code == 2 and "it has no config.toml" in told.err
+    Path("empty/config.toml").touch()
+    told = hrm("roles", "empty/typo", "--try", "builtin:trained")
+    assert told.code == 2 and "There is no empty/typo." in told.err
