@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from hrm_agent.basics.bounded import BoundedMap
+from hrm_agent.training.analysis.saved import MOST_BYTES
 from hrm_agent.viewer.json_text import foreign
 
 __all__ = ["MetricsTail", "config_of", "json_file", "metrics_of", "own_run_id"]
 
-_MOST_BYTES = 1 << 24
-"""Maximum bytes of a file that is read as a whole."""
 _PIECE = 1 << 22
 _MOST_COLUMNS = 1_000
 _tails: BoundedMap[str, MetricsTail] = BoundedMap(64)
@@ -60,7 +59,7 @@ def json_file(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
         raise ValueError(path)
     return path.read_text(encoding="utf-8")
 
@@ -134,7 +133,7 @@ class MetricsTail:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
                     self._take(line)
-                if len(rest) > _MOST_BYTES:
+                if len(rest) > MOST_BYTES:
                     self._stopped = True
 
     def _take(self, line: bytes) -> None:
@@ -180,7 +179,7 @@ class MetricsTail:
         """Whole row as in the file (empty if it cannot be read)."""
         with suppress(OSError, ValueError), self._path.open("rb") as file:
             file.seek(self._starts[number])
-            return cast("dict[str, Any]", foreign(json.loads(file.readline(_MOST_BYTES))))
+            return cast("dict[str, Any]", foreign(json.loads(file.readline(MOST_BYTES))))
         return {}
 
 

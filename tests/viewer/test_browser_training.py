@@ -334,6 +334,11 @@ def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> 
         {"prompt": "none", "scenes": [7]},
     ]
     result = {"versions": [0, 1, 2, 3], "tasks": tasks}
+    coarse_scenes = [scenes[0], {**scenes[1], "status": "truncated"}]
+    coarse = {"versions": [0, 2], "tasks": [{**tasks[0], "scenes": coarse_scenes}]}
+    coarse_name = save_analysis(
+        folder, "film", {"an": "other"}, title="", command="", result=coarse
+    ).stem
     name = save_analysis(folder, "film", {}, title=HOSTILE, command="", result=result).stem
     run = (folder / "run_id").read_text()
     site.go(page, "analysis", place=site.place, run=run, name=name)
@@ -366,6 +371,12 @@ def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> 
     expect(page.get_by_role("link", name="Update and rollouts of step 2")).to_be_visible()
     page.locator(".film-text mark a").press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Step 2")
+    site.go(page, "analysis", place=site.place, run=run, name=coarse_name, at="1")
+    expect(page.get_by_text("Between step 1 and 2", exact=True)).to_be_visible()
+    expect(page.locator(".film-told .badge")).to_have_text("truncated")
+    expect(page.locator(".film-text mark .chip").first).to_be_visible()
+    expect(page.locator(".film-text mark a, .film-why a")).to_have_count(0)
+    expect(page.locator(".film-why")).not_to_contain_text("--step 2")
 
 
 def look_at_a_reward_difference(site: Site, page: Page, browsing: Browsing, folder: Path) -> None:

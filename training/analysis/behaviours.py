@@ -212,8 +212,19 @@ def turn_of(
 async def flip_of(training: RecordedTraining, episode: Episode, version: int) -> Behaviour:
     """Behaviour: under `version`, an answer in the film of a task first differs by this token.
 
-    Raises `RunError` if the version does not change the run.
+    Raises `RunError` if the version is not kept or does not change the run.
     """
+    steps = len(training.rows)
+    if version > steps:
+        raise RunError(
+            f"{training.folder} has {steps} steps, and no step {version}.",
+            f"Write --flip 1 to {steps}.",
+        )
+    if version not in training.kept:
+        raise RunError(
+            f"The version after step {version} is not kept.",
+            f"Kept are the versions {', '.join(map(str, training.kept))}.",
+        )
     versions = [each for each in training.kept if each <= version]
     made = await film(training, [episode], versions=versions)
     scenes = made.reels[0].scenes

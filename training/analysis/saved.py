@@ -23,13 +23,15 @@ from typing import Any
 from hrm_agent.basics.files import json_line, replacing
 from hrm_agent.basics.unicode import replace_surrogates
 
-__all__ = ["ANALYSES", "KINDS", "kind_of", "save_analysis"]
+__all__ = ["ANALYSES", "KINDS", "MOST_BYTES", "kind_of", "save_analysis"]
 
 ANALYSES = "analyses"
 """Name of the folder of results in a run's folder."""
 KINDS = ("film", "reward-diff", "roles", "why")
 """Kinds of analyses. In the viewer, `hrm.analyses[KIND]` is the component that shows a result."""
 _NAME = re.compile(rf"({'|'.join(map(re.escape, KINDS))})-[0-9a-f]{{16}}")
+MOST_BYTES = 1 << 24
+"""Maximum bytes of a file that the viewer reads as a whole."""
 _LONGEST_TITLE = 200
 
 
@@ -49,13 +51,17 @@ def save_analysis(
     result: Mapping[str, Any],
 ) -> Path:
     """Save a result, and return the path of its file. `folder`: folder of the run. `arguments`:
-    arguments of the analysis that affect the result. Raises `OSError` if the file cannot be written.
+    arguments of the analysis that affect the result. Raises `OSError` if the file cannot be written, or
+    is too large for the viewer.
     """
     told = json.dumps(arguments, sort_keys=True, default=str)
     path = folder / ANALYSES / f"{kind}-{sha256(told.encode()).hexdigest()[:16]}.json"
     line = " ".join(title.split())
     shown = line if len(line) <= _LONGEST_TITLE else f"{line[:_LONGEST_TITLE]}..."
     text = json_line({"kind": kind, "title": shown, "command": command, "result": result})
+    data = f"{replace_surrogates(text)}\n".encode()
+    if len(data) > MOST_BYTES:
+        raise OSError(f"it has {len(data):,} bytes, and the viewer reads at most {MOST_BYTES:,}")
     with replacing(path) as part:
-        part.write_text(replace_surrogates(text) + "\n", encoding="utf-8")
+        part.write_bytes(data)
     return path

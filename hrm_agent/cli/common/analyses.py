@@ -27,7 +27,7 @@ def save_result(
     result: Mapping[str, Any],
 ) -> list[str]:
     """Save the result of the command `kind` in its run's folder, `arguments.run`. Returns the
-    commands that show it: none if the folder cannot be written to, which is reported on stderr.
+    commands that show it: none if it is not saved, which is reported on stderr with the reason.
     """
     folder: Path = arguments.run
     given = {name: value for name, value in vars(arguments).items() if name not in _NOT_OF_RESULT}

@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.cli.main import fitted
 from hrm_agent.config import (
     BY_MODEL,
@@ -36,7 +37,15 @@ from hrm_agent.config import (
 )
 from hrm_agent.errors import ConfigError, nearest
 
-__all__ = ["Parser", "add_config", "add_graph_options", "as_pairs", "config_from", "print_config"]
+__all__ = [
+    "Parser",
+    "add_config",
+    "add_graph_options",
+    "as_pairs",
+    "config_from",
+    "print_config",
+    "refuse_broken",
+]
 
 Config = TypeVar("Config", bound=BaseModel)
 Arguments = argparse.Namespace
@@ -116,13 +125,17 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help="results as JSON on stdout")
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
-    def read(self, words: Sequence[str], *, surplus: str = "") -> Arguments:
+    def read(
+        self, words: Sequence[str], *, surplus: str = "", intermixed: bool = False
+    ) -> Arguments:
         """Parse `words`. Raises `ConfigError` for an unknown flag, with the most similar flag as a
         hint.
 
-        `surplus`: hint of the error for a surplus argument.
+        `surplus`: hint of the error for a surplus argument. `intermixed`: arguments may follow
+        flags.
         """
-        arguments, unknown = self.parse_known_args(_pairs_apart(words))
+        parse = self.parse_known_intermixed_args if intermixed else self.parse_known_args
+        arguments, unknown = parse(_pairs_apart(words))
         if unknown:
             flag = unknown[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
@@ -355,3 +368,11 @@ def print_config(config: BaseModel, command: str, *, as_json: bool) -> None:
         config.model_dump_json(indent=2) if as_json else to_toml(config, command),
         end="\n" if as_json else "",
     )
+
+
+def refuse_broken(text: str, what: str = "The task") -> None:
+    """Raise `ConfigError` for text that was not UTF-8. Python has decoded its bytes to surrogates,
+    which no store can hold.
+    """
+    if find_surrogate(text) is not None:
+        raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")

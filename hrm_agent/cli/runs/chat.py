@@ -12,7 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 from hrm_agent.basics.files import json_line
-from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.arguments import (
+    Parser,
+    add_config,
+    config_from,
+    print_config,
+    refuse_broken,
+)
 from hrm_agent.cli.common.citations_view import citation_lines, source_data, without_list
 from hrm_agent.cli.common.formatting import thought_lines, turn_lines
 from hrm_agent.cli.common.output import Output
@@ -21,7 +27,7 @@ from hrm_agent.cli.runs.chat_commands import COMMANDS, GoOn, Leave, obey
 from hrm_agent.cli.runs.chat_screen import Screen
 from hrm_agent.cli.runs.chat_session import ChatSession, new_name
 from hrm_agent.cli.runs.resume import value_of
-from hrm_agent.cli.runs.run import RunConfig, header, known_config, refuse_broken
+from hrm_agent.cli.runs.run import RunConfig, header, known_config
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.store import open_store

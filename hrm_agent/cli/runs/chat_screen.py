@@ -24,8 +24,8 @@ from rich.text import Text
 
 from hrm_agent.answers.final_answer import own_text
 from hrm_agent.basics.unicode import for_terminal
+from hrm_agent.cli.common.arguments import refuse_broken
 from hrm_agent.cli.common.output import Output
-from hrm_agent.cli.runs.run import refuse_broken
 from hrm_agent.langgraph_format import is_reserved
 
 __all__ = ["Screen"]

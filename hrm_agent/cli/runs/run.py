@@ -17,8 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hrm_agent.basics.unicode import find_surrogate
-from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
+from hrm_agent.cli.common.arguments import (
+    Parser,
+    add_config,
+    config_from,
+    print_config,
+    refuse_broken,
+)
 from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output
@@ -72,7 +77,6 @@ __all__ = [
     "keep_options",
     "kept_options",
     "known_config",
-    "refuse_broken",
     "refuse_other_options",
     "refuse_unkept_options",
     "run",
@@ -150,14 +154,6 @@ def _json_of(given: str) -> Any:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def refuse_broken(text: str, what: str = "The task") -> None:
-    """Raise `ConfigError` for text that was not UTF-8. Python has decoded its bytes to surrogates,
-    which no store can hold.
-    """
-    if find_surrogate(text) is not None:
-        raise ConfigError(f"{what} is not UTF-8.", "Convert it, or set the terminal to UTF-8.")
 
 
 def keep_options(store: RunStore, thread: str, config: RunConfig) -> None:

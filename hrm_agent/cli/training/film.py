@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.cli.common.analyses import save_result
-from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.arguments import Parser, refuse_broken
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.errors import ConfigError, to_install
 from hrm_agent.models.slow_start import told_if_slow
@@ -45,9 +45,13 @@ def run(words: list[str]) -> int:
     )
     add("--seed", type=int, metavar="N", help="base of all seeds [the training's]")
     add("--store", metavar="URL", help="store of the run [found through its folder]")
-    arguments = parser.read(words)
+    arguments = parser.read(words, intermixed=True)
     if arguments.tasks is not None and arguments.tasks < 1:
         raise ConfigError(f"--tasks {arguments.tasks} is below 1.", "Write --tasks 1.")
+    for text in arguments.prompt:
+        refuse_broken(text)
+    for text in arguments.thread or []:
+        refuse_broken(text, "--thread")
     if find_spec("torch") is None:
         raise ConfigError("film needs torch.", f"Run `{to_install('train')}`.")
     with told_if_slow("loading torch; the first time this takes up to a minute"):
@@ -89,7 +93,8 @@ def _answer(
     if made.versions != [*range(len(training.rows) + 1)]:
         output.say("\nSome versions are missing. Train with --keep-versions 1.", style="dim")
     changes = [
-        f"{task['why']} --flip {scene['version']} --step {scene['version']}"
+        f"{task['why']} --flip {scene['version']}"
+        + (f" --step {scene['version']}" if scene["first_step"] == scene["version"] else "")
         for task in result["tasks"]
         for scene in task["scenes"]
         if scene["flips"]
@@ -103,9 +108,14 @@ def _show(output: Output, task: Mapping[str, Any], versions: int) -> None:
     rows: list[tuple[object, ...]] = []
     for scene in task["scenes"]:
         judged = {True: "right", False: "wrong", None: ""}[scene["right"]]
+        if scene["status"] != "completed":
+            judged = f"{judged} ({scene['status']})".strip()
+        version = scene["version"]
+        exact = scene["first_step"] in (None, version)
+        step = version if exact else f"{version} (between step {scene['first_step']} and {version})"
         answer = "" if scene["answer"] is None else scene["answer"]
         first, *others = scene["flips"] or [None]
-        rows.append((scene["version"], *_flip(first), answer, judged))
+        rows.append((step, *_flip(first), answer, judged))
         rows += [("", *_flip(flip), "", "") for flip in others]
     columns = ("after step", "call", "token", "old", "P", "new", "P", "answer", "")
     changes = len(task["scenes"]) - 1

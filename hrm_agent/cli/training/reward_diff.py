@@ -160,6 +160,7 @@ def _show(output: Output, found: RewardDifference, top: int) -> None:
     )
     output.say(f"{flips.rewards} of them have another reward.")
     rows = [
+        ("without a reward", flips.missing_by_old, flips.missing_by_new),
         ("right", flips.right_by_old, flips.right_by_new),
         ("trained on", flips.kept_by_old, flips.kept_by_new),
         ("pushed up, and down by the other", flips.down, flips.up),
@@ -186,10 +187,14 @@ def _show(output: Output, found: RewardDifference, top: int) -> None:
         ("role", "share of the update, old", "new"),
         [(role, *both) for role, both in found.roles.items()],
     )
-    output.say(
-        f"Cosine of the two updates, as AdamW would take them: {found.cosine:.3f} (norms"
-        f" {found.norms[0]:.3g} and {found.norms[1]:.3g})."
-    )
+    if all(found.norms):
+        output.say(
+            f"Cosine of the two updates, as AdamW would take them: {found.cosine:.3f} (norms"
+            f" {found.norms[0]:.3g} and {found.norms[1]:.3g})."
+        )
+    else:
+        none = "either reward" if not any(found.norms) else "one of the rewards"
+        output.say(f"There is no update by {none}, so their directions cannot be compared.")
     output.table(
         ("predicted change by one step", "old", "new", "difference", "standard error"),
         [

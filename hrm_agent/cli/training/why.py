@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrm_agent.cli.common.analyses import save_result
-from hrm_agent.cli.common.arguments import Parser
+from hrm_agent.cli.common.arguments import Parser, refuse_broken
 from hrm_agent.cli.common.output import Output, progress
 from hrm_agent.errors import ConfigError, RunError, to_install
 from hrm_agent.models.slow_start import told_if_slow
@@ -69,7 +69,7 @@ def run(words: list[str]) -> int:
         metavar="N",
         help="number of following steps that the proof repeats [5]",
     )
-    arguments = parser.read(words)
+    arguments = parser.read(words, intermixed=True)
     _check(arguments)
     if find_spec("torch") is None:
         raise ConfigError("why needs torch.", f"Run `{to_install('train')}`.")
@@ -108,6 +108,9 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.turn is not None and arguments.thread is None:
         raise ConfigError("--turn is without --thread.", "Name the thread as well.")
+    for name in ("prompt", "thread", "says", "calls_tool"):
+        what = "The task" if name == "prompt" else f"--{name.replace('_', '-')}"
+        refuse_broken(getattr(arguments, name) or "", what)
     for name, least in (("top", 1), ("remove", 0), ("then", 0), ("flip", 1), ("step", 1)):
         if (value := getattr(arguments, name)) is not None and value < least:
             raise ConfigError(f"--{name} {value} is below {least}.", f"Write --{name} {least}.")

@@ -183,6 +183,8 @@ FORMATS: dict[str, Format] = {
     ),
 }
 """Format by name."""
+_BLANK = 4096
+"""Maximum bytes of a file that counts as empty, with spaces alone."""
 _NO_RUNS = {"chat": "conversations", "preference": "pairs", "verl": "tasks"}
 """Contents of the formats that cannot be read back."""
 
@@ -222,6 +224,8 @@ def import_from(
     origin = origin or Origin()
     by_format: dict[str, list[Path]] = {}
     for one in paths:
+        if _is_empty(one):
+            raise StoreError(f"{one} is empty.", "Name a file with runs.")
         found = format_of(one, name) if name else _shown(one)
         if FORMATS[found].read is None:
             raise StoreError(
@@ -234,6 +238,15 @@ def import_from(
             )
         by_format.setdefault(found, []).append(one)
     return chain.from_iterable(_read(found, some, origin) for found, some in by_format.items())
+
+
+def _is_empty(path: Path) -> bool:
+    if not path.is_file() or path.stat().st_size > _BLANK:
+        return False
+    try:
+        return not path.read_bytes().strip()
+    except OSError:  # the reader of the format names the reason
+        return False
 
 
 def _read(name: str, paths: Sequence[Path], origin: Origin) -> Iterator[Trajectory]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from hrm_agent.cli.common.analyses import save_result
+from hrm_agent.training.analysis import saved
+from hrm_agent.viewer.run_files import json_file
 
 WORDS = ["RUN", "a 'task'", "--store", "postgresql://me:secret@host/db", "--json"]
 
@@ -40,3 +42,19 @@ def test_a_folder_that_cannot_be_written_is_reported(
     (tmp_path / "analyses").write_text("a file in the place of the folder")
     assert save(tmp_path, "x", 1) == []
     assert capsys.readouterr().err.startswith("hrm-agent: The result is not saved for the viewer")
+
+
+def test_a_result_too_large_for_the_viewer_is_not_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def saved_by(text: str) -> list[str]:
+        arguments = Namespace(run=tmp_path)
+        return save_result("why", [], arguments, title="", result={"text": text})
+
+    assert saved_by("")
+    (path,) = (tmp_path / "analyses").iterdir()
+    most = saved.MOST_BYTES - path.stat().st_size
+    assert saved_by("a" * most)
+    assert json_file(path.parent, path.name)
+    assert saved_by("a" * (most + 1)) == []
+    assert "not saved for the viewer: it has 16,777,217 bytes" in capsys.readouterr().err

@@ -132,6 +132,18 @@ def two_choices(answers: Sequence[tuple[int, int]], changes: Mapping[int, float]
     return found
 
 
+def test_a_reward_that_fails_for_some_rollouts_is_reported(training: RecordedTraining) -> None:
+    found = reward_difference(training, "verifier", f"{REWARDS}:half", [1])
+    without = sum(not each.own_tool_calls for each in training.step(1).rollouts)
+    assert 0 < without == found.flips.missing_by_new
+    assert found.flips.missing_by_old == 0
+    warning = next(each for each in found.warnings if each.kind == "no_value")
+    assert f"for {without} of" in warning.text and "no tool" in warning.text
+    assert not any(each.new.kept for each in found.rollouts)
+    assert [each.kind for each in found.warnings][:2] == ["no_value", "trains_nothing"]
+    assert not any(each.kind == "accuracy" for each in found.warnings)
+
+
 def test_a_predicted_change_is_exact_for_a_known_policy() -> None:
     """All answers of a policy with two choices, each as often as it is probable."""
     answers = list(itertools.product((1, 1, 1, 2), (3, 4)))

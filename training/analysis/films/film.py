@@ -233,7 +233,8 @@ class _Studio:
     async def _run(self, runner: EpisodeRunner, episode: Episode, version: int) -> Scene:
         attempts = await attempts_of(runner)(episode)
         ((*_, run),) = await self.score([attempts])
-        judged = bool(run.rewards) or run.status is not RunStatus.COMPLETED
+        verified = episode.verify is not None or episode.verify_run is not None
+        judged = bool(run.rewards) or (verified and run.status is not RunStatus.COMPLETED)
         return Scene(version, run, is_positive(outcome_of(run)) if judged else None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from hrm_agent.answers.final_answer import own_text, stated_value
@@ -17,7 +18,7 @@ from hrm_agent.training.analysis.films.drafts import answer_of
 from hrm_agent.training.analysis.films.film import Film, Flip, Reel, Scene
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.records.retrace import RecordedTraining
-from hrm_agent.trajectory import Call, ToolCall, Trajectory
+from hrm_agent.trajectory import Call, RunStatus, ToolCall, Trajectory
 
 __all__ = ["film_result"]
 
@@ -26,22 +27,28 @@ _SHORT = 60
 
 
 def film_result(training: RecordedTraining, made: Film) -> dict[str, Any]:
-    """Result of a film."""
+    """Result of a film. `first_step` of a scene: first step, from 1, after the previous version of
+    the film (None in the first version). The steps from it to `version` change the run.
+    """
     return {
         "versions": made.versions,
-        "tasks": [_reel(training, reel) for reel in made.reels],
+        "tasks": [_reel(training, reel, made.versions) for reel in made.reels],
         "sampled_tokens": made.sampled_tokens,
         "checked_tokens": made.checked_tokens,
     }
 
 
-def _reel(training: RecordedTraining, reel: Reel) -> dict[str, Any]:
+def _reel(training: RecordedTraining, reel: Reel, versions: Sequence[int]) -> dict[str, Any]:
     task = reel.episode.task
+    first_steps = {version: before + 1 for before, version in pairwise(versions)}
     scenes = zip([None, *reel.scenes], reel.scenes, strict=False)
     return {
         "prompt": task.prompt,
         "expected": task.answer,
-        "scenes": [_scene(training, before, scene) for before, scene in scenes],
+        "scenes": [
+            {"first_step": first_steps.get(scene.version), **_scene(training, before, scene)}
+            for before, scene in scenes
+        ],
     }
 
 
@@ -127,9 +134,11 @@ def short_answer(run: Trajectory) -> str | None:
 
 def _caption(before: Scene | None, scene: Scene) -> list[str]:
     """Sentences on a scene."""
+    status = scene.run.status
+    ended = [] if status is RunStatus.COMPLETED else [_ENDS.get(status, "The run has not ended.")]
     if before is None:
-        return [_summary(scene)]
-    sentences = [_change(before, scene, flip) for flip in scene.flips[:1]]
+        return [*ended, _summary(scene)]
+    sentences = ended + [_change(before, scene, flip) for flip in scene.flips[:1]]
     if len(scene.flips) > 1:
         more = len(scene.flips) - 1
         sentences.append(f"{more} further {'call changes' if more == 1 else 'calls change'}.")
@@ -177,6 +186,11 @@ def _change(before: Scene, scene: Scene, flip: Flip) -> str:
     return f"{where} {_verb(now)} as before, {'in other words' if same else 'with other input'}."
 
 
+_ENDS = {
+    RunStatus.TRUNCATED: "The run was truncated.",
+    RunStatus.FAILED: "The run failed.",
+    RunStatus.ABORTED: "The run was aborted.",
+}
 _UNREADABLE = ""
 """Name of a tool call that cannot be decoded."""
 

@@ -19,7 +19,7 @@ from hrm_agent.training.analysis.reward_diff.measures import (
     measured,
 )
 from hrm_agent.training.analysis.reward_diff.updates import StepUpdates, updates_of
-from hrm_agent.training.analysis.reward_diff.warnings import Warned, warnings_of
+from hrm_agent.training.analysis.reward_diff.warnings import Warned, unusable, warnings_of
 from hrm_agent.training.analysis.token_sample import token_texts
 from hrm_agent.training.evaluation.rubrics import RECORDED
 from hrm_agent.training.records.retrace import RecordedStep, RecordedTraining
@@ -112,6 +112,10 @@ class Flips:
 
     rollouts: int
     """All rollouts that can be judged."""
+    missing_by_old: int
+    """Scored rollouts that have no value by the old reward."""
+    missing_by_new: int
+    """Scored rollouts that have no value by the new reward."""
     rewards: int
     """Rollouts with another reward."""
     right_by_old: int
@@ -230,7 +234,7 @@ def reward_difference(
         old=old,
         new=new,
         steps=tuple(each.number + 1 for each in steps),
-        flips=_flips(differences),
+        flips=_flips(differences, by_old, by_new),
         rollouts=(
             *(replace(each, tokens=_listed(each, compared, texts)) for each in first),
             *others,
@@ -242,7 +246,12 @@ def reward_difference(
         up=tuple(each for each in tokens if each.new > 0),
         down=tuple(each for each in tokens if each.new < 0),
         warnings=tuple(
-            warnings_of(
+            unusable(
+                [fault for each in differences if (fault := by_new.fault(each.trajectory_id))],
+                len(differences),
+                sum(each.new.kept for each in differences),
+            )
+            + warnings_of(
                 rollouts,
                 {id_: value for id_, value in rewards_old.items() if value is not None},
                 {id_: value for id_, value in rewards_new.items() if value is not None},
@@ -411,13 +420,21 @@ def _side(step: RecordedStep, place: int, scores: Scores, push: float) -> Side:
     )
 
 
-def _flips(rollouts: Sequence[RolloutDifference]) -> Flips:
+def _flips(rollouts: Sequence[RolloutDifference], by_old: Scores, by_new: Scores) -> Flips:
     def count(test: Callable[[Side, Side], bool]) -> int:
         return sum(test(each.old, each.new) for each in rollouts)
 
+    def missing(scores: Scores) -> int:
+        return sum(bool(scores.fault(each.trajectory_id)) for each in rollouts)
+
+    def differ(old: Side, new: Side) -> bool:
+        return None not in (old.reward, new.reward) and old.reward != new.reward
+
     return Flips(
         rollouts=len(rollouts),
-        rewards=count(lambda old, new: old.reward != new.reward),
+        missing_by_old=missing(by_old),
+        missing_by_new=missing(by_new),
+        rewards=count(differ),
         right_by_old=count(lambda old, new: old.right and not new.right),
         right_by_new=count(lambda old, new: new.right and not old.right),
         kept_by_old=count(lambda old, new: old.kept and not new.kept),

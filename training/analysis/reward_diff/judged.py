@@ -43,6 +43,11 @@ class Scores:
         failed = {"error": f"{REWARD_FAULT}{scoring.fault}"} if scoring.fault else {}
         return rollout.model_copy(update={**scoring.as_rewards, **failed})
 
+    def fault(self, trajectory_id: str) -> str:
+        """Reason why a scored rollout has no reward (empty if it has one)."""
+        scoring = None if self.by_id is None else self.by_id.get(trajectory_id)
+        return "" if scoring is None else scoring.fault
+
     def reason(self, rollout: Trajectory) -> str:
         """Parts of a rollout's reward, with the reasons that the reward functions gave."""
         scoring = None if self.by_id is None else self.by_id.get(rollout.id)

@@ -22,7 +22,7 @@ from hrm_agent.answers.final_answer import final_answer
 from hrm_agent.training.analysis.reward_diff.measures import Measured, PredictedChange
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["Kind", "Warned", "warnings_of"]
+__all__ = ["Kind", "Warned", "unusable", "warnings_of"]
 
 _MATERIAL = 0.1
 """Least share of the rest in the variance of the advantages within groups."""
@@ -46,7 +46,7 @@ _WORD = re.compile(r"\w+")
 _PARTS = re.compile(r"<(reason|think|answer)>.*?</\1>", re.DOTALL)
 
 Kind = str
-"""Kind of a warning: no_signal, accuracy, tool_errors, no_tool, tool_calls, length, format,
+"""Kind of a warning: no_value, trains_nothing, no_signal, accuracy, tool_errors, no_tool, tool_calls, length, format,
 phrase.
 """
 
@@ -59,6 +59,23 @@ class Warned:
     """Kind of the warning."""
     text: str
     """Warning in words, with its figure."""
+
+
+def unusable(faults: Sequence[str], rollouts: int, trained: int) -> list[Warned]:
+    """Warnings about a new reward that lacks values, or by which nothing would be trained on.
+
+    `faults`: reason of each rollout without a value. `rollouts`, `trained`: numbers of
+    rollouts, and of those that would be trained on.
+    """
+    found: list[Warned] = []
+    if faults:
+        (fault, _), *_ = Counter(faults).most_common(1)
+        found.append(
+            Warned("no_value", f"has no value for {len(faults)} of {rollouts} rollouts: {fault}")
+        )
+    if not trained:
+        found.append(Warned("trains_nothing", f"would train on none of {rollouts} rollouts"))
+    return found
 
 
 def warnings_of(
@@ -82,7 +99,7 @@ def warnings_of(
         ]
         for rewards in (new, old)
     )
-    found = [*_no_signal(of_new, of_old), *_predicted(changes)]
+    found = [*_no_signal(of_new, of_old), *(_predicted(changes) if advantages else [])]
     kept = [each for each in rollouts if each.rollout.id in advantages]
     places = {each.rollout.id: place for place, each in enumerate(kept)}
     groups = [[places[each.rollout.id] for each in group] for group in _grouped(kept)]
@@ -185,6 +202,8 @@ def _no_signal(
 
 
 def _is_constant(rewards: Sequence[float]) -> bool:
+    if not rewards:
+        return True
     size = max(1.0, *(abs(each) for each in rewards))
     return max(rewards) - min(rewards) <= _CONSTANT * size
 

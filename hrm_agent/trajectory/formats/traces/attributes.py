@@ -17,17 +17,19 @@ from hrm_agent.trajectory.formats.otel.attributes import OURS, PROVIDERS
 from hrm_agent.trajectory.formats.traces.calls import (
     LONGEST_NAME,
     add_place,
+    arguments_of,
     leaf,
     sampling_of,
     set_reasons,
     set_tool_result,
+    set_usage,
     usage_at,
-    with_usage,
 )
 from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.langfuse import add_langfuse_span
 from hrm_agent.trajectory.formats.traces.messages import (
     Messages,
+    blocks_of,
     plain_text,
     tool_offers,
 )
@@ -151,7 +153,10 @@ def _add_gen_ai_call(
     systems = _systems(at(tree, "gen_ai.system_instructions"), messages, place)
     said = messages.answer(_either(tree, "gen_ai.output.messages", "gen_ai.completion"), place)
     logged, chosen = _logged(events, messages, place)
-    found.sent = [*systems, *sent] if sent is not None else logged or None
+    given = logged or None if sent is None else sent
+    if given and given[0].type == "system":
+        systems = []
+    found.sent = None if given is None else [*systems, *given]
     found.answer = said or chosen
     outputs = decoded(at(tree, "gen_ai.output.messages"), place)
     set_reasons(
@@ -163,24 +168,23 @@ def _add_gen_ai_call(
     offered = _either(tree, "gen_ai.tool.definitions", "llm.request.functions")
     if offered is not None:
         found.tools = tool_offers(offered, place)
-    if found.answer is not None:
-        found.answer = with_usage(
-            found.answer,
-            usage_at(
-                tree,
-                input_tokens=("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-                output_tokens=("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-                cached_tokens=(
-                    "gen_ai.usage.cache_read.input_tokens",
-                    "gen_ai.usage.cache_read_input_tokens",
-                ),
-                reasoning_tokens=(
-                    "gen_ai.usage.reasoning.output_tokens",
-                    "gen_ai.usage.reasoning_tokens",
-                ),
-                cost=(f"{OURS}.cost", "gen_ai.usage.cost"),
+    set_usage(
+        found,
+        usage_at(
+            tree,
+            input_tokens=("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+            output_tokens=("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+            cached_tokens=(
+                "gen_ai.usage.cache_read.input_tokens",
+                "gen_ai.usage.cache_read_input_tokens",
             ),
-        )
+            reasoning_tokens=(
+                "gen_ai.usage.reasoning.output_tokens",
+                "gen_ai.usage.reasoning_tokens",
+            ),
+            cost=(f"{OURS}.cost", "gen_ai.usage.cost"),
+        ),
+    )
 
 
 def _systems(value: Any, messages: Messages, place: str) -> list[BaseMessage]:
@@ -203,7 +207,12 @@ def _logged(
     answer: AIMessage | None = None
     for event in sorted(events, key=lambda one: one.at):
         # LangChain's and older libraries' events have JSON texts as attributes
-        row = {name: decoded(value, place) for name, value in event.attributes.items()}
+        row = dict(event.attributes)
+        row |= {
+            name: decoded(row[name], place) for name in ("tool_calls", "message") if name in row
+        }
+        if "content" in row:
+            row["content"] = blocks_of(row["content"], place)
         if event.name in _EVENT_ROLES and ("content" in row or "tool_calls" in row):
             kept = {
                 name: row[name] for name in ("content", "tool_calls", "id", "name") if name in row
@@ -224,14 +233,18 @@ def _add_gen_ai_tool(found: ForeignSpan, tree: Tree, messages: Messages) -> None
     place = found.place
     found.name = text_at(tree, "gen_ai.tool.name", "traceloop.entity.name") or found.name
     found.tool_call_id = text_at(tree, "gen_ai.tool.call.id")
-    given = decoded(_either(tree, "gen_ai.tool.call.arguments", "traceloop.entity.input"), place)
-    held = mapping(given)
+    given = _either(tree, "gen_ai.tool.call.arguments", "traceloop.entity.input")
+    held = mapping(decoded(given, place))
     if "input_str" in held or ("inputs" in held and "metadata" in held):
-        given = decoded(held.get("inputs") or held.get("input_str"), place)  # as OpenLLMetry
-    found.arguments = given if isinstance(given, (dict, str)) else None
-    set_tool_result(
-        found, _either(tree, "gen_ai.tool.call.result", "traceloop.entity.output"), messages
-    )
+        given = held.get("inputs") or held.get("input_str")  # as OpenLLMetry
+    found.arguments = arguments_of(given, place)
+    result = at(tree, "gen_ai.tool.call.result")
+    if result is None:
+        # OpenLLMetry writes each result as JSON, LangChain's with its keywords
+        result = decoded(at(tree, "traceloop.entity.output"), place)
+        held = mapping(result)
+        result = held["output"] if {"output"} <= set(held) <= {"output", "kwargs"} else result
+    set_tool_result(found, result, messages)
     stated = text_at(tree, f"{OURS}.tool_status")
     if stated in {status.value for status in ToolStatus}:
         found.status = ToolStatus(stated)
@@ -258,8 +271,7 @@ def _add_openinference(found: ForeignSpan, tree: Tree, messages: Messages) -> No
             found.kind = Kind.TOOL
             found.name = text_at(tree, "tool.name") or found.name
             found.tool_call_id = text_at(tree, "tool_call.id", "tool.id")
-            arguments = decoded(_either(tree, "input.value", "tool.parameters"), place)
-            found.arguments = arguments if isinstance(arguments, (dict, str)) else None
+            found.arguments = arguments_of(_either(tree, "input.value", "tool.parameters"), place)
             set_tool_result(found, result, messages)
             if found.error:
                 found.status = ToolStatus.ERROR
@@ -291,20 +303,23 @@ def _add_openinference_call(
         found.sent = messages.read(texts or at(tree, "input.value"), place)
     found.answer = messages.answer(elements(at(tree, "llm.output_messages")), place)
     if found.answer is None and not found.error:
-        found.answer = messages.answer(at(tree, "output.value"), place)
+        output = at(tree, "output.value")
+        stated = text_at(tree, "output.mime_type")
+        found.answer = messages.answer(
+            decoded(output, place) if "json" in stated else output, place
+        )
     set_reasons(found, text_at(tree, "llm.finish_reason"))
     offered = elements(at(tree, "llm.tools")) or elements(asked.get("tools"))
     # these libraries write all parameters of a request
     found.tools = tool_offers(offered, place) if offered or asked else None
-    if found.answer is not None:
-        found.answer = with_usage(
-            found.answer,
-            usage_at(
-                tree,
-                input_tokens=("llm.token_count.prompt",),
-                output_tokens=("llm.token_count.completion",),
-                cached_tokens=("llm.token_count.prompt_details.cache_read",),
-                reasoning_tokens=("llm.token_count.completion_details.reasoning",),
-                cost=("llm.cost.total",),
-            ),
-        )
+    set_usage(
+        found,
+        usage_at(
+            tree,
+            input_tokens=("llm.token_count.prompt",),
+            output_tokens=("llm.token_count.completion",),
+            cached_tokens=("llm.token_count.prompt_details.cache_read",),
+            reasoning_tokens=("llm.token_count.completion_details.reasoning",),
+            cost=("llm.cost.total",),
+        ),
+    )

@@ -28,12 +28,13 @@ from hrm_agent.trajectory.schema import CallUsage, FinishReason, SentSampling, T
 __all__ = [
     "LONGEST_NAME",
     "add_place",
+    "arguments_of",
     "leaf",
     "sampling_of",
     "set_reasons",
     "set_tool_result",
+    "set_usage",
     "usage_at",
-    "with_usage",
 ]
 
 LONGEST_NAME = 200
@@ -100,7 +101,14 @@ def leaf(tree: Tree, path: str) -> Any:
     return value.get("") if isinstance(value, dict) else value
 
 
-def with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
+def set_usage(found: ForeignSpan, usage: CallUsage) -> None:
+    """Set the usage of a call, also of one without an answer in the file."""
+    found.usage = usage
+    if found.answer is not None:
+        found.answer = _with_usage(found.answer, usage)
+
+
+def _with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
     """Answer with its usage, unless it has a report already. A missing count is not made up: the
     report then has only the cost.
     """
@@ -131,16 +139,23 @@ def with_usage(answer: AIMessage, usage: CallUsage) -> AIMessage:
     return answer.model_copy(update=facts) if facts else answer
 
 
+def arguments_of(value: Any, place: str) -> dict[str, Any] | str | None:
+    """Arguments of a tool call: an object, also as JSON, or any other text (None for others)."""
+    given = decoded(value, place)
+    return given if isinstance(given, dict) else value if isinstance(value, str) else None
+
+
 def set_tool_result(found: ForeignSpan, output: Any, messages: Messages) -> None:
-    """Set a tool call's result from a span's output: a tool's message, or any value."""
-    output = decoded(output, found.place)
+    """Set a tool call's result from a span's output: a tool's message, or any value. A text stays
+    as it is, unless it is the JSON of a message or of an object with the key `output` alone.
+    """
     for _ in range(3):
-        held = mapping(output)
-        if "output" in held and "type" not in held and "role" not in held:
-            output = decoded(held["output"], found.place)
+        inner = mapping(decoded(output, found.place))
+        if set(inner) == {"output"}:
+            output = inner["output"]
     if output is None or (found.error is not None and not output):
         return
-    held = mapping(output)
+    held = mapping(decoded(output, found.place))
     read = (
         messages.read(output, found.place)
         if "lc" in held or held.get("type") == "tool" or held.get("role") == "tool"

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from hrm_agent.trajectory.schema import FinishReason, SentSampling, ToolStatus
+from hrm_agent.trajectory.schema import CallUsage, FinishReason, SentSampling, ToolStatus
 
 __all__ = ["ForeignSpan", "Kind"]
 
@@ -52,6 +52,8 @@ class ForeignSpan:
     """LangGraph's namespace of the task, `node:task_id` joined by `|`."""
     agent: str = ""
     """Name of the LangChain agent around it."""
+    agent_span: str = ""
+    """Id of the nearest span of an agent around it; empty if there is none."""
     session: str = ""
     """Id of the conversation that the trace is a part of."""
 
@@ -70,6 +72,10 @@ class ForeignSpan:
     """Sampling parameters that were sent."""
     finish_reason: FinishReason = FinishReason.STOP
     """Reason why the answer ended."""
+    usage: CallUsage = field(default_factory=CallUsage)
+    """Usage that the span reports, also without an answer."""
+    left_out: tuple[str, ...] = ()
+    """Parts of the span that were not read, in words."""
 
     # tool calls
     arguments: dict[str, Any] | str | None = None

@@ -9,10 +9,11 @@ from typing import Any
 from hrm_agent.trajectory.formats.shared.json_documents import refused
 from hrm_agent.trajectory.formats.traces.calls import (
     add_place,
+    arguments_of,
     leaf,
     sampling_of,
     set_tool_result,
-    with_usage,
+    set_usage,
 )
 from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.messages import (
@@ -126,8 +127,7 @@ def _add(found: ForeignSpan, row: dict[str, Any], messages: Messages) -> None:
         case "tool":
             found.kind = Kind.TOOL
             found.tool_call_id = as_text(decoded(metadata.get("tool_call_id"), place))
-            given = decoded(row.get("input"), place)
-            found.arguments = given if isinstance(given, (dict, str)) else None
+            found.arguments = arguments_of(row.get("input"), place)
             set_tool_result(found, row.get("output"), messages)
             if found.error:
                 found.status = ToolStatus.ERROR
@@ -156,7 +156,7 @@ def _add_call(
         one
         for one in rows
         if mapping(one).get("role") == "tool"
-        and isinstance(mapping(one).get("content"), dict)
+        and _is_offer(mapping(mapping(one).get("content")))
         and "tool_call_id" not in mapping(one)
     ]
     if offered:
@@ -164,7 +164,7 @@ def _add_call(
         given = [one for one in rows if one not in offered]
     elif rows and found.tools is None and metadata.get("ls_integration") is not None:
         found.tools = []
-    found.sent = messages.read(given, place)
+    found.sent = messages.read(given if offered else row.get("input"), place)
     found.answer = None if found.error else messages.answer(row.get("output"), place)
     usage = {
         name: as_int(value)
@@ -172,20 +172,24 @@ def _add_call(
     }
     costs = mapping(decoded(row.get("cost_details"), place))
     cost = as_float(costs.get("total", row.get("total_cost")))
-    if found.answer is not None:
-        found.answer = with_usage(
-            found.answer,
-            CallUsage(
-                # Langfuse counts a detail apart from its total
-                input_tokens=_summed(usage, "input", "prompt_tokens"),
-                output_tokens=_summed(usage, "output", "completion_tokens"),
-                cached_tokens=usage.get("input_cache_read", usage.get("input_cached_tokens")),
-                reasoning_tokens=usage.get(
-                    "output_reasoning", usage.get("output_reasoning_tokens")
-                ),
-                cost=cost if cost is not None and cost >= 0 else None,
-            ),
-        )
+    set_usage(
+        found,
+        CallUsage(
+            # Langfuse counts a detail apart from its total
+            input_tokens=_summed(usage, "input", "prompt_tokens"),
+            output_tokens=_summed(usage, "output", "completion_tokens"),
+            cached_tokens=usage.get("input_cache_read", usage.get("input_cached_tokens")),
+            reasoning_tokens=usage.get("output_reasoning", usage.get("output_reasoning_tokens")),
+            cost=cost if cost is not None and cost >= 0 else None,
+        ),
+    )
+
+
+def _is_offer(content: dict[str, Any]) -> bool:
+    """True for a tool that is offered; a result may be an object as well."""
+    names = ("parameters", "input_schema", "args_schema", "inputSchema")
+    described = isinstance(content.get("name"), str) and any(name in content for name in names)
+    return described or isinstance(mapping(content.get("function")).get("name"), str)
 
 
 def _summed(usage: dict[str, int | None], name: str, whole: str) -> int | None:

@@ -12,10 +12,11 @@ from langchain_core.messages import AIMessage
 from hrm_agent.trajectory.formats.shared.json_documents import refused
 from hrm_agent.trajectory.formats.traces.calls import (
     add_place,
+    arguments_of,
     sampling_of,
     set_reasons,
     set_tool_result,
-    with_usage,
+    set_usage,
 )
 from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
 from hrm_agent.trajectory.formats.traces.messages import (
@@ -39,6 +40,7 @@ from hrm_agent.trajectory.schema import CallUsage, ToolStatus
 __all__ = ["langsmith_run"]
 
 _LONGEST_ID = 128
+_REASONS = ("finish_reason", "stop_reason")
 _ERROR_CLASS = re.compile(r"([A-Za-z_][\w.]{0,120})\((.*)\)\s*\Z", re.DOTALL)
 
 
@@ -77,8 +79,7 @@ def langsmith_run(row: dict[str, Any], place: str, messages: Messages) -> Foreig
             found.kind = Kind.TOOL
             found.tool_call_id = text_at(extra, "tool_call_id")
             held = mapping(inputs)
-            given = decoded(held["input"], place) if set(held) == {"input"} else held
-            found.arguments = given if isinstance(given, (dict, str)) else None
+            found.arguments = arguments_of(held["input"] if set(held) == {"input"} else held, place)
             set_tool_result(found, outputs, messages)
             if found.error:
                 found.status = ToolStatus.ERROR
@@ -107,6 +108,13 @@ def _first(row: dict[str, Any], run_id: str, parent: str | None, place: str) -> 
     return run_id
 
 
+def _batch(inputs: Any) -> list[Any]:
+    """Prompts, or lists of messages, of a request with several."""
+    held = mapping(inputs)
+    lists = [one for one in elements(held.get("messages")) if isinstance(one, list)]
+    return elements(held.get("prompts")) or lists
+
+
 def _add_call(
     found: ForeignSpan,
     row: dict[str, Any],
@@ -119,7 +127,17 @@ def _add_call(
     metadata = mapping(extra.get("metadata"))
     asked = {**mapping(inputs), **mapping(extra.get("invocation_params"))}
     found.sent = messages.read(inputs, place)
+    system = mapping(inputs).get("system")
+    if found.sent and system and found.sent[0].type != "system":  # as Anthropic's client sends it
+        found.sent = [*messages.read_one({"role": "system", "content": system}, place), *found.sent]
     generations = elements(at(outputs, "generations"))
+    batch = _batch(inputs)
+    if len(generations) > 1 and len(generations) == len(batch):
+        # a request of several prompts: the first one and its answer are the call
+        found.sent = messages.read(batch[0], place)
+        found.left_out = ("answers behind the first one of a request were left out",) * (
+            len(generations) - 1
+        )
     first = generations[0] if generations else None
     first = mapping(elements(first)[0] if elements(first) else first)
     said = mapping(first.get("message"))
@@ -132,40 +150,45 @@ def _add_call(
         said = mapping(choice.get("message")) or mapping(at(outputs, "message"))
         found.answer = messages.answer(said or outputs, place)
         set_reasons(found, choice.get("finish_reason"))
-    set_reasons(found, mapping(first.get("generation_info")).get("finish_reason"))
+    said = found.answer.response_metadata if found.answer else {}
+    reasons = (mapping(first.get("generation_info")), mapping(outputs), said)
+    set_reasons(found, *(one.get(name) for one in reasons for name in _REASONS))
     found.model = text_at(metadata, "ls_model_name") or text_at(asked, "model", "model_name")
     found.sampling = sampling_of(asked)
     if extra.get("invocation_params") is not None or "tools" in asked:
         found.tools = tool_offers(asked.get("tools") or (), place)
-    if found.answer is None:
-        return
     found.answered_by = (
-        text_at(found.answer.response_metadata, "model_name", "model")
-        or text_at(mapping(outputs), "model")
-        or None
+        text_at(said, "model_name", "model") or text_at(mapping(outputs), "model") or None
     )
     reported = mapping(metadata.get("usage_metadata")) or mapping(at(outputs, "usage_metadata"))
     older = mapping(at(outputs, "usage")) or mapping(at(outputs, "llm_output.token_usage"))
+    cached = as_int(at(reported, "input_token_details.cache_read"))
+    if as_int(older.get("input_tokens")) is not None:
+        # Anthropic counts tokens of its cache apart
+        parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        cached = as_int(older.get(parts[1]))
+        older = {**older, "input_tokens": sum(as_int(older.get(one)) or 0 for one in parts)}
     counts = (
         (reported, "input_tokens", "output_tokens"),
         (older, "prompt_tokens", "completion_tokens"),
+        (older, "input_tokens", "output_tokens"),
         (row, "prompt_tokens", "completion_tokens"),
     )
     read, written = next(
         (
             (as_int(table.get(one)), as_int(table.get(two)))
             for table, one, two in counts
-            if as_int(table.get(one)) is not None
+            if as_int(table.get(one)) is not None or as_int(table.get(two)) is not None
         ),
         (None, None),
     )
     cost = as_float(row.get("total_cost"))
-    found.answer = with_usage(
-        found.answer,
+    set_usage(
+        found,
         CallUsage(
             input_tokens=read,
             output_tokens=written,
-            cached_tokens=as_int(at(reported, "input_token_details.cache_read")),
+            cached_tokens=cached,
             reasoning_tokens=as_int(at(reported, "output_token_details.reasoning")),
             cost=cost if cost is not None and cost >= 0 else None,
         ),

@@ -31,7 +31,7 @@ from hrm_agent.trajectory.formats.traces.values import (
 )
 from hrm_agent.trajectory.words import REASONING
 
-__all__ = ["Messages", "plain_text", "tool_offers"]
+__all__ = ["Messages", "blocks_of", "plain_text", "tool_offers"]
 
 _ROLES = {
     "user": "human",
@@ -70,7 +70,7 @@ class Messages:
         """Messages of a request: a list of messages, a list with one such list, an object with
         `messages`, or a text (None for other values).
         """
-        value = decoded(value, place)
+        value = _form(value, place)
         if isinstance(value, dict):
             held = cast("dict[str, Any]", value)
             inner = next(
@@ -99,7 +99,7 @@ class Messages:
 
     def answer(self, value: Any, place: str) -> AIMessage | None:
         """First answer in a span's output, whatever its role is called (None if there is none)."""
-        value = decoded(value, place)
+        value = _form(value, place)
         if isinstance(value, str):
             return AIMessage(value) if value else None
         held = mapping(value)
@@ -130,6 +130,42 @@ class Messages:
 
 def _is_message(row: dict[str, Any]) -> bool:
     return "role" in row or ("type" in row and ("content" in row or "parts" in row))
+
+
+def _form(value: Any, place: str) -> Any:
+    """`value`, decoded if it is the JSON of messages in one of their forms. Other texts stay as they
+    are, also if they are JSON: they are what a user or a model wrote.
+    """
+    found = decoded(value, place)
+    return found if found is value or _has_messages(found) else value
+
+
+def _has_messages(value: Any) -> bool:
+    if isinstance(value, dict):
+        held = cast("dict[str, Any]", value)
+        opened = _opened(held)
+        if _is_message(opened) or "tool_calls" in opened or set(opened) == {"content"}:
+            return True
+        if set(held) <= {"input", "output", "prompt"} and len(held) == 1:
+            return True
+        listed = (held[key] for key in ("messages", "prompts", "input", "prompt") if key in held)
+        return any(isinstance(one, list) or _has_messages(one) for one in listed)
+    rows = cast("list[Any]", value) if isinstance(value, list) else []
+    if len(rows) == 1 and isinstance(rows[0], list):
+        rows = cast("list[Any]", rows[0])
+    return bool(rows) and all(
+        isinstance(one, dict) and _has_messages(cast("Any", one)) for one in rows
+    )
+
+
+def blocks_of(value: Any, place: str) -> Any:
+    """Content of a message, decoded if it is the JSON of blocks, each with a type."""
+    found = decoded(value, place)
+    if isinstance(found, list):
+        rows = cast("list[Any]", found)
+        if rows and all(isinstance(mapping(one).get("type"), str) for one in rows):
+            return rows
+    return value
 
 
 def _opened(row: dict[str, Any]) -> dict[str, Any]:
@@ -356,7 +392,7 @@ def plain_text(value: Any, messages: Messages, place: str) -> str | None:
     """Text of the newest message in a span's input or output, or the text itself (None if it holds
     none).
     """
-    value = decoded(value, place)
+    value = _form(value, place)
     if isinstance(value, str):
         return value or None
     read = messages.read(value, place)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ _SIGNALS = {
     "resourceSpans": ("scopeSpans", "spans"),
     "resourceLogs": ("scopeLogs", "logRecords"),
 }
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 _LONGEST_ID = 128
 _ERROR = ("2", "STATUS_CODE_ERROR", "ERROR")
 
@@ -163,7 +165,7 @@ def otlp_rows(row: dict[str, Any], place: str) -> Iterator[Span]:
         yield Span(
             _id(one, "traceId", here),
             _id(one, "spanId", here),
-            _id(one, "parentSpanId", here) if one.get("parentSpanId") else None,
+            _id(one, "parentSpanId", here) if _is_given(one.get("parentSpanId")) else None,
             as_text(one.get("name")),
             here,
             seconds(one.get("startTimeUnixNano"), here, "startTimeUnixNano") or 0.0,
@@ -215,7 +217,7 @@ def _value(value: Any, place: str) -> Any:
         match kind:
             case "intValue":
                 text = str(one)
-                if not text.lstrip("-").isdigit() or len(text) > 20:
+                if not _WHOLE.fullmatch(text):
                     refused(place, "attributes", f"{text[:40]!r} is no whole number")
                 return int(text)
             case "arrayValue":
@@ -243,7 +245,7 @@ def shown_span(row: dict[str, Any], place: str) -> Span:
     return Span(
         _id(context, "trace_id", place),
         _id(context, "span_id", place),
-        _id(fields, "parent_id", place) if fields.get("parent_id") else None,
+        _id(fields, "parent_id", place) if _is_given(fields.get("parent_id")) else None,
         as_text(fields.get("name")),
         place,
         seconds(fields.get("start_time"), place, "start_time") or 0.0,
@@ -260,6 +262,11 @@ def shown_span(row: dict[str, Any], place: str) -> Span:
             for event in map(mapping, elements(fields.get("events")))
         ],
     )
+
+
+def _is_given(parent: Any) -> bool:
+    """False for no id and for the invalid one of zeros, which some exporters write for no parent."""
+    return bool(parent) and parent not in ("0" * 16, f"0x{'0' * 16}", "AAAAAAAAAAA=")
 
 
 def _id(row: dict[str, Any], name: str, place: str) -> str:

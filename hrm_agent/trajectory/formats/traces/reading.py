@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from hrm_agent.trajectory.formats.traces.otlp import (
 )
 from hrm_agent.trajectory.formats.traces.runs import trajectory_of
 from hrm_agent.trajectory.formats.traces.values import as_text, elements, mapping
+from hrm_agent.trajectory.ids import content_hash
 from hrm_agent.trajectory.schema import Trajectory
 
 __all__ = ["TRACE_FORMATS", "read_traces", "trace_format"]
@@ -123,6 +124,7 @@ class _Collection:
         self._messages = Messages()
         self._spans: dict[tuple[str, str], Span] = {}
         self._logs: list[Span] = []
+        self._known_logs = Counter[str]()
         self._found: dict[tuple[str, str], ForeignSpan] = {}
 
     def add(self, row: dict[str, Any], place: str) -> None:
@@ -131,10 +133,14 @@ class _Collection:
             case _ if shape is None or shape not in TRACE_FORMATS[self._format]:
                 _refuse(place, shape, self._format)
             case "otlp":
-                for span in otlp_rows(row, place):
-                    self._add_span(span)
+                spans = list(otlp_rows(row, place))
+                for span in spans:
+                    if not span.is_log:
+                        self._add_once(self._spans, (span.trace_id, span.id), span)
+                self._add_logs([span for span in spans if span.is_log])
             case "span":
-                self._add_span(shown_span(row, place))
+                span = shown_span(row, place)
+                self._add_once(self._spans, (span.trace_id, span.id), span)
             case "langsmith":
                 run = langsmith_run(row, place, self._messages)
                 self._add_once(self._found, (run.trace_id, run.id), run)
@@ -146,11 +152,20 @@ class _Collection:
         if len(self._spans) + len(self._logs) + len(self._found) > _MOST_SPANS:
             refused(place, "", f"there are more than {_MOST_SPANS:,} spans")
 
-    def _add_span(self, span: Span) -> None:
-        if span.is_log:
-            self._logs.append(span)
-        else:
-            self._add_once(self._spans, (span.trace_id, span.id), span)
+    def _add_logs(self, logs: list[Span]) -> None:
+        """Add log records of a row. Those of another row again are left out; equal records of one
+        row are different ones.
+        """
+        here = Counter[str]()
+        for log in logs:
+            # records have no id
+            key = content_hash(log.trace_id, log.id, [asdict(event) for event in log.events])
+            here[key] += 1
+            if here[key] > self._known_logs[key]:
+                self._known_logs[key] += 1
+                self._logs.append(log)
+            else:
+                self.notes["log records that are there twice were left out"] += 1
 
     def _add_once(self, known: dict[tuple[str, str], Any], key: tuple[str, str], one: Any) -> None:
         """Add a span. The same span again, as after a repeated request, is left out."""

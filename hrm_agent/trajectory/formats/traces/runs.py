@@ -6,24 +6,25 @@ What the trace does not have is not made up. It is counted by name in
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from hrm_agent.langgraph_format import task_of_namespace
 from hrm_agent.trajectory.formats.shared.json_documents import refused
 from hrm_agent.trajectory.formats.shared.message_runs import ForeignRun
 from hrm_agent.trajectory.formats.shared.token_runs import Origin
 from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan, Kind
+from hrm_agent.trajectory.formats.traces.tool_matching import asked_tools, matched_spans
 from hrm_agent.trajectory.formats.traces.values import as_float, as_int, mapping, text_at
 from hrm_agent.trajectory.ids import NOT_RECORDED, call_id, content_hash, tool_record_id
 from hrm_agent.trajectory.schema import (
     Call,
+    CallUsage,
     GraphIdentity,
     RaisedError,
     RunStatus,
@@ -50,6 +51,7 @@ _OUTCOMES = "outcomes of tool calls that have no span, which are taken as ok"
 _ARGUMENTS = "arguments of tool calls"
 _RESULTS = "results of tool calls"
 _TOOL_IDS = "ids of tool calls in an answer"
+_UNRUN = "results and spans of tool calls in answers"
 _END = "ends of runs"
 _LONGEST = 500
 
@@ -65,12 +67,8 @@ class _Trace:
     """Spans without a parent in the file, by start."""
     missing: Counter[str] = field(default_factory=Counter[str])
     failed: list[Call] = field(default_factory=list[Call])
-    asked: dict[str, tuple[str, dict[str, Any]]] = field(
-        default_factory=dict[str, tuple[str, dict[str, Any]]]
-    )
-    """Tool calls of all answers: id -> name and arguments, in order."""
-    results: dict[str, ToolMessage] = field(default_factory=dict[str, ToolMessage])
-    """Results that models were shown, by the id of the tool call."""
+    answered: list[ForeignSpan] = field(default_factory=list[ForeignSpan])
+    """Model spans whose calls did not fail."""
     in_task: Counter[str] = field(default_factory=Counter[str])
     """Number of model calls so far, by task."""
 
@@ -86,9 +84,14 @@ def trajectory_of(
 ) -> Trajectory | None:
     """Trajectory of all spans of a trace (None if no span is a model call)."""
     ordered, roots, orphans = _parents_first(spans)
-    calls = _outermost(ordered, Kind.MODEL)
+    calls = _outermost_calls(ordered)
     if not calls:
         return None
+    inner = sum(span.kind is Kind.MODEL for span in ordered) - len(calls)
+    if inner:
+        origin.notes[
+            "model spans inside of a model span, taken as the same call, were left out"
+        ] += inner
     _add_places(ordered)
     began = min(span.started_at for span in ordered)
     ended = max(span.ended_at or span.started_at for span in ordered)
@@ -139,24 +142,25 @@ def _parents_first(
     return ordered, roots, orphans
 
 
-def _outermost(ordered: list[ForeignSpan], kind: Kind) -> list[ForeignSpan]:
-    """Spans of a kind that are in no other one: a client's span inside of LangChain's is the same
-    call.
+def _outermost_calls(ordered: list[ForeignSpan]) -> list[ForeignSpan]:
+    """Model spans that are in no other one: a client's span inside of LangChain's is the same call.
+    A tool or an agent inside of a model span makes calls of its own.
     """
     within: set[str] = set()
     found: list[ForeignSpan] = []
     for span in ordered:
         inside = span.parent in within
-        if span.kind is kind or inside:
-            within.add(span.id)
-        if span.kind is kind and not inside:
+        if span.kind is Kind.MODEL and not inside:
             found.append(span)
+        if span.kind is Kind.MODEL or (inside and span.kind is Kind.OTHER):
+            within.add(span.id)
     return found
 
 
 def _add_places(ordered: list[ForeignSpan]) -> None:
     """Add the agent, and the task of own spans, of the spans around each span."""
     agents: dict[str, str] = {}
+    inside: dict[str, str] = {}
     spaces: dict[str, str] = {}
     for span in ordered:
         around = spaces.get(span.parent or "", "")
@@ -166,6 +170,8 @@ def _add_places(ordered: list[ForeignSpan]) -> None:
         spaces[span.id] = around
         agent = span.name if span.kind is Kind.AGENT else agents.get(span.parent or "", "")
         agents[span.id] = agent
+        span.agent_span = inside.get(span.parent or "", "")
+        inside[span.id] = span.id if span.kind is Kind.AGENT else span.agent_span
         if span.kind in (Kind.MODEL, Kind.TOOL):
             if not span.checkpoint_ns and around and task_of_namespace(around):
                 span.checkpoint_ns = around
@@ -221,6 +227,10 @@ def _add_call(trace: _Trace, span: ForeignSpan) -> None:
     if span.tools is None:
         trace.missing[_TOOLS] += 1
         unknown |= {"tools": None, "tools_hash": ""}
+    reported = {**span.usage.model_dump(exclude_none=True), **_known(call.usage)}
+    if reported:
+        unknown["usage"] = CallUsage(**reported)
+    run.assembly.origin.notes.update(span.left_out)
     call = call.model_copy(update=unknown)
     run.assembly.calls[-1] = call
     if failed:
@@ -228,32 +238,30 @@ def _add_call(trace: _Trace, span: ForeignSpan) -> None:
         return
     trace.missing[_NODES] += not span.node
     trace.missing[_ANSWERS] += span.answer is None
-    used = call.usage
-    trace.missing[_USAGE] += used is None or used.output_tokens is None
-    trace.missing[_COST] += used is None or used.cost is None
-    for one in span.answer.tool_calls if span.answer else ():
-        if one["id"]:
-            trace.asked.setdefault(one["id"], (one["name"], one["args"]))
-    for message in span.sent or ():
-        if isinstance(message, ToolMessage):
-            trace.results.setdefault(message.tool_call_id, message)
+    used = call.usage or CallUsage()
+    trace.missing[_USAGE] += None in (used.input_tokens, used.output_tokens)
+    trace.missing[_COST] += used.cost is None
+    trace.answered.append(span)
+
+
+def _known(usage: CallUsage | None) -> dict[str, Any]:
+    return usage.model_dump(exclude_none=True) if usage else {}
 
 
 def _add_tools(trace: _Trace) -> None:
     """Add the tool calls: those with a span, then those that only messages show."""
     run = trace.run
-    spans = sorted((span for span in trace.spans if span.kind is Kind.TOOL), key=_start)
+    spans = _outermost_tools(trace.spans)
+    asked = asked_tools(trace.answered)
+    matched = matched_spans(asked, spans)
     taken: set[str] = set()
-    unmatched = _Unmatched(trace.asked)
-    used: set[str] = set()
     for span in spans:
-        id_ = span.tool_call_id or unmatched.fitting(span)
-        unmatched.take(id_)
-        used.add(id_)
+        call = matched.get(span.id)
+        id_ = span.tool_call_id or (call.id if call else "")
         arguments = span.arguments
-        if id_ in trace.asked and not isinstance(arguments, dict):
-            arguments = trace.asked[id_][1]
-        shown = trace.results.get(id_)
+        if call is not None and not isinstance(arguments, dict):
+            arguments = call.arguments
+        shown = call.result if call else None
         content = span.content if span.content is not None else _failure(span)
         if content is None and shown is not None:
             content = shown.text
@@ -283,19 +291,48 @@ def _add_tools(trace: _Trace) -> None:
             ended_at=ended,
             duration_seconds=ended - span.started_at,
         )
-    for id_, (name, arguments) in trace.asked.items():
-        shown = trace.results.get(id_)
-        if id_ in used or shown is None:
+    with_span = {id(call) for call in matched.values()}
+    for call in asked:
+        shown = call.result
+        if id(call) in with_span:
+            continue
+        if shown is None:
+            trace.missing[_UNRUN] += 1
             continue
         trace.missing[_OUTCOMES] += shown.status != "error"
+        trace.missing[_TOOL_IDS] += not call.id
+        place = f"{call.span.id}-{call.index}"
         run.tool_result(
-            id_,
-            name,
-            arguments,
+            call.id or place,
+            call.name,
+            call.arguments,
             status=ToolStatus.ERROR if shown.status == "error" else ToolStatus.OK,
             content=shown.text,
-            task=f"message-{content_hash(id_)[:16]}",
+            task=f"message-{content_hash(place)[:16]}",
         )
+
+
+def _outermost_tools(ordered: list[ForeignSpan]) -> list[ForeignSpan]:
+    """Tool spans by start. One directly inside of another with the same id of the tool call is the
+    same call, and adds what the outer one does not have.
+    """
+    around: dict[str, ForeignSpan] = {}
+    found: list[ForeignSpan] = []
+    for span in ordered:
+        outer = around.get(span.parent or "")
+        if span.kind is Kind.OTHER and outer is not None:
+            around[span.id] = outer
+        if span.kind is not Kind.TOOL:
+            continue
+        if outer is not None and span.tool_call_id and outer.tool_call_id == span.tool_call_id:
+            around[span.id] = outer
+            outer.arguments = span.arguments if outer.arguments is None else outer.arguments
+            if outer.content is None and outer.error is None:
+                outer.content = span.content
+        else:
+            around[span.id] = span
+            found.append(span)
+    return sorted(found, key=_start)
 
 
 def _failure(span: ForeignSpan) -> str | None:
@@ -304,43 +341,6 @@ def _failure(span: ForeignSpan) -> str | None:
     if span.error is None or not name or name in (span.error, span.error[: len(name)]):
         return span.error
     return f"{name}: {span.error}"
-
-
-class _Unmatched:
-    """Tool calls of answers whose span is not yet known, by name and by arguments."""
-
-    def __init__(self, asked: dict[str, tuple[str, dict[str, Any]]]) -> None:
-        self._by_name: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self._by_arguments: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-        self._keys: dict[str, tuple[str, tuple[str, ...]]] = {}
-        for id_, (name, arguments) in asked.items():
-            # LangChain's callbacks are given the arguments as the text of a Python dict
-            self._keys[id_] = name, (_key(arguments), str(arguments))
-            self._by_name[name][id_] = None
-            for key in self._keys[id_][1]:
-                self._by_arguments[name, key][id_] = None
-
-    def take(self, id_: str) -> None:
-        """Mark a call as known."""
-        name, keys = self._keys.pop(id_, ("", ()))
-        self._by_name[name].pop(id_, None)
-        for key in keys:
-            self._by_arguments[name, key].pop(id_, None)
-
-    def fitting(self, span: ForeignSpan) -> str:
-        """Id of the call of a tool span without an id: the first one with the same name and
-        arguments, or the only one with the same name; empty if there is none.
-        """
-        named = self._by_name.get(span.name, {})
-        key = span.arguments if isinstance(span.arguments, str) else _key(span.arguments)
-        equal = self._by_arguments.get((span.name, key), {})
-        if equal:
-            return next(iter(equal))
-        return next(iter(named)) if len(named) == 1 else ""
-
-
-def _key(arguments: Any) -> str:
-    return json.dumps(arguments, sort_keys=True, default=str)
 
 
 def _finished(trace: _Trace, calls: list[ForeignSpan], format_name: str) -> Trajectory:

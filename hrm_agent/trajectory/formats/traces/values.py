@@ -34,6 +34,8 @@ _MOST_ELEMENTS = 100_000
 """Maximum index in an attribute's name."""
 _LAST_SECOND = 253_402_300_800
 """Unix time of the year 10000."""
+_UNITS = ((10**11, 1), (10**14, 1e3), (10**17, 1e6))
+"""Counts of time below the first number have the second one in a second."""
 _LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
 
 
@@ -136,15 +138,20 @@ def as_float(value: Any) -> float | None:
 
 
 def seconds(value: Any, place: str, name: str) -> float | None:
-    """Unix time of nanoseconds (a number, or digits) or of an ISO 8601 text, in which a time
-    without a zone is UTC (None for no time).
+    """Unix time of a count (a number, or digits) or of an ISO 8601 text, in which a time without a
+    zone is UTC (None for no time). A count in a field of OTLP, named `...Nano`, is of nanoseconds.
+    Others are of nanoseconds, microseconds, milliseconds or seconds, by their size: each unit
+    covers the years 1973 to 5138.
     """
     if value is None or value in ("", 0, "0"):
         return None
     moment: float | None = None
-    if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
-        moment = int(str(value)[:24]) / 1e9  # longer ones are out of range as well
-    elif isinstance(value, str):
+    count = isinstance(value, int) and not isinstance(value, bool)
+    if count or (isinstance(value, str) and value.isascii() and value.isdecimal()):
+        number = int(str(value)[:24])  # longer ones are out of range as well
+        units = () if name.endswith("Nano") else _UNITS
+        moment = number / next((one for most, one in units if number < most), 1e9)
+    elif isinstance(value, str) and value.isascii():
         try:
             found = datetime.fromisoformat(_LONG_FRACTION.sub(r"\1", value[:64]))
             moment = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -33,7 +33,7 @@
     for (const flip of flips) calls[flip.call].was = flip;
     if (!before) for (const call of calls) call.fresh = call.tokens.length;
     const right = typeof scene.right === "boolean" ? scene.right : null;
-    return { version: number(scene.version), right, answer: text(scene.answer), caption: list(scene.caption).map(text).join(" "), flips, calls };
+    return { version: number(scene.version), status: text(scene.status), right, answer: text(scene.answer), caption: list(scene.caption).map(text).join(" "), flips, calls };
   }
 
   function read(result) {
@@ -43,6 +43,8 @@
       for (const one of list(task.scenes)) scenes.push(read_scene(table(one), scenes[scenes.length - 1]));
       const known = scenes.filter((one) => versions.includes(one.version));
       // Each scene lasts until the next one begins: `from` and `to` are positions among the versions.
+      // The steps between the previous version of the film and that of the scene may be several.
+      for (const one of known) one.first_step = (versions[versions.indexOf(one.version) - 1] ?? -1) + 1;
       known.forEach((one, index) => Object.assign(one, { from: versions.indexOf(one.version), to: index + 1 < known.length ? versions.indexOf(known[index + 1].version) : versions.length }));
       return { prompt: text(task.prompt), expected: text(task.expected), why: text(task.why), scenes: known };
     });
@@ -93,13 +95,14 @@
     </div>`)}</div>`;
   }
 
-  /* The tokens of an answer: taken over, the flip, which links to its step, and what follows it. */
+  /* The tokens of an answer: taken over, the flip, which links to its step if that is known, and what follows it. */
   function Answer({ call, marked, step }) {
     const join = (from, to) => pieces(call.tokens.slice(from, to).join(""));
     const size = call.tokens.length;
     if (!marked || call.fresh >= size) return html`<pre class="film-text" dir="auto">${join(0, size)}</pre>`;
     if (!call.was) return html`<pre class="film-text" dir="auto">${join(0, call.fresh)}<ins>${join(call.fresh, size)}</ins></pre>`;
-    return html`<pre class="film-text" dir="auto">${join(0, call.fresh)}<del>${pieces(call.was.old)}</del><mark key=${call.fresh}><a href=${hrm.link("step", step)} title=${`Update and rollouts of step ${step.step}`}>${join(call.fresh, call.fresh + 1)}</a></mark><ins>${join(call.fresh + 1, size)}</ins></pre>`;
+    const flip = join(call.fresh, call.fresh + 1);
+    return html`<pre class="film-text" dir="auto">${join(0, call.fresh)}<del>${pieces(call.was.old)}</del><mark key=${call.fresh}>${step ? html`<a href=${hrm.link("step", step)} title=${`Update and rollouts of step ${step.step}`}>${flip}</a>` : flip}</mark><ins>${join(call.fresh + 1, size)}</ins></pre>`;
   }
 
   function Call({ call, index, marked, step }) {
@@ -118,17 +121,19 @@
   }
 
   function Scene({ scene, task, place, run, first }) {
-    const step = { place, run, step: scene.version };
+    const exact = scene.first_step === scene.version;
+    const step = exact ? { place, run, step: scene.version } : null;
+    const ended = scene.status && scene.status !== "completed";
     const marked = first && scene.flips.length > 0;
     return html`
       <div class="film-told" aria-live="polite">
-        <p><strong>${moment(scene.version)}.</strong> <${Text} of=${scene.caption} />${first ? "" : html` <span class="muted">Unchanged since then.</span>`}</p>
+        <p><strong>${moment(scene.version)}.</strong> ${ended && html`<${Badge} of=${scene.status} /> `}<${Text} of=${scene.caption} />${first ? "" : html` <span class="muted">Unchanged since then.</span>`}</p>
       </div>
       ${marked && html`<ul class="film-flips">${scene.flips.map((flip, index) => html`<${Flip} key=${index} flip=${flip} />`)}</ul>`}
-      ${scene.flips.length > 0 && html`<details class="part film-why" open=${first}><summary>Step ${scene.version}</summary>
-        <p><a href=${hrm.link("step", step)}>Update and rollouts of step ${scene.version}</a></p>
-        ${task.why && html`<p>The rollouts of the step by their effect on this token (without <code>--step</code>, those of the step that taught it most):</p>
-        <${Code} code=${`${task.why} --flip ${scene.version} --step ${scene.version}`} />`}
+      ${scene.flips.length > 0 && html`<details class="part film-why" open=${first}><summary>${exact ? `Step ${scene.version}` : `Between step ${scene.first_step} and ${scene.version}`}</summary>
+        <p>${exact ? html`<a href=${hrm.link("step", step)}>Update and rollouts of step ${scene.version}</a>` : "The film has no version between these steps, so the step of the flip is unknown."}</p>
+        ${task.why && html`<p>${exact ? html`The rollouts of the step by their effect on this token (without <code>--step</code>, those of the step that taught it most):` : "The step that taught this token most, and its rollouts:"}</p>
+        <${Code} code=${`${task.why} --flip ${scene.version}${exact ? ` --step ${scene.version}` : ""}`} />`}
       </details>`}
       <ol class="film-calls">${scene.calls.map((call, index) => html`<${Call} key=${index} call=${call} index=${index} marked=${marked} step=${step} />`)}</ol>`;
   }

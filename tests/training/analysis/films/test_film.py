@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hrm_agent.errors import RunError
+from hrm_agent.training.analysis import behaviours
 from hrm_agent.training.analysis.behaviours import flip_of
 from hrm_agent.training.analysis.films.drafts import answer_of, requests_of
 from hrm_agent.training.analysis.films.film import Film, film
@@ -121,8 +123,45 @@ def test_a_film_of_one_task_shows_the_same_runs(training: RecordedTraining, made
     prompt = requests_of(scene.run)[call.id][0]
     assert behaviour.token_ids == (*prompt, *answer_of(call)[: flip.token + 1])
     assert behaviour.start == len(behaviour.token_ids) - 1
-    with pytest.raises(RunError, match="No token of this task flips after step 9"):
+
+
+def test_a_flip_of_a_missing_version_is_refused_before_the_film(
+    training: RecordedTraining, made: Film, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episode = made.reels[0].episode
+    monkeypatch.setattr(behaviours, "film", None)
+    with pytest.raises(RunError, match="has 2 steps, and no step 9"):
         asyncio.run(flip_of(training, episode, 9))
+    monkeypatch.setattr(training, "kept", [0, 2])
+    with pytest.raises(RunError, match=r"after step 1 is not kept\..*Kept are the versions 0, 2"):
+        asyncio.run(flip_of(training, episode, 1))
+
+
+def test_a_flip_over_missing_versions_has_a_range_of_steps(
+    training: RecordedTraining, made: Film
+) -> None:
+    for task in film_result(training, made)["tasks"]:
+        assert all(scene["first_step"] == scene["version"] for scene in task["scenes"][1:])
+    episodes = [reel.episode for reel in made.reels if len(reel.scenes) > 1][:4]
+    coarse = asyncio.run(film(training, episodes, versions=[0, 2]))
+    tasks = film_result(training, coarse)["tasks"]
+    steps = {(each["first_step"], each["version"]) for task in tasks for each in task["scenes"]}
+    assert steps == {(None, 0), (1, 2)}
+
+
+def test_a_truncated_run_is_named_and_judged_only_with_a_verifier(
+    training: RecordedTraining,
+) -> None:
+    long = "word " * 3000
+    (own,) = film_episodes(training, [long])
+    (verified,) = film_episodes(training, held_out_tasks=1)
+    task = verified.task.model_copy(update={"prompt": long})
+    verified = replace(verified, task=task, thread_id="film/1")
+    made = asyncio.run(film(training, [own, verified], versions=[0]))
+    scenes = [task["scenes"][0] for task in film_result(training, made)["tasks"]]
+    assert [scene["status"] for scene in scenes] == ["truncated"] * 2
+    assert [scene["right"] for scene in scenes] == [None, False]
+    assert all(scene["caption"][0] == "The run was truncated." for scene in scenes)
 
 
 def test_the_result_holds_each_text_once(training: RecordedTraining, made: Film) -> None:

@@ -13,7 +13,7 @@ from hrm_agent.trajectory import RunStatus
 from hrm_agent.trajectory.formats import Origin, import_from
 from hrm_agent.trajectory.formats.shared import message_runs
 from hrm_agent.trajectory.formats.traces import reading
-from tests.trajectory.formats.traces.test_conventions import FORMS, Row, message, span
+from tests.trajectory.formats.traces.test_conventions import BASE, FORMS, Row, message, span
 
 NEWEST = FORMS["newest"][0]
 
@@ -26,6 +26,10 @@ def written(folder: Path, *rows: Any) -> Path:
 
 def deep(levels: int) -> Row:
     return {"kvlistValue": {"values": [{"key": "a", "value": deep(levels - 1)}]}} if levels else {}
+
+
+def whole(number: str) -> Row:
+    return message({**span("1", {}), "attributes": [{"key": "a", "value": {"intValue": number}}]})
 
 
 RUN: Row = {
@@ -50,6 +54,10 @@ RUN: Row = {
         (message(span("1", NEWEST, startTimeUnixNano="9" * 24)), "is no time from 1970"),
         (message(span("1", NEWEST, startTimeUnixNano=10**400)), "is no time from 1970"),
         (message(span("1", NEWEST, startTimeUnixNano="-5")), "is no time from 1970"),
+        (message(span("1", NEWEST, startTimeUnixNano=True)), "is no time from 1970"),
+        (message(span("1", NEWEST, startTimeUnixNano="\u0663")), "is no time from 1970"),
+        (whole("--5"), "attributes: '--5' is no whole number"),
+        (whole("\u00b2"), "is no whole number"),
         (
             message({**span("1", {}), "attributes": [{"key": "a", "value": deep(40)}]}),
             "nested more",
@@ -139,3 +147,22 @@ def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StoreError, match="larger than"):
             list(import_from(path))
     assert len(next(import_from(path)).calls) == 4
+
+
+def test_log_records_that_are_there_twice(tmp_path: Path) -> None:
+    said = {"stringValue": "Again."}
+    body = {"kvlistValue": {"values": [{"key": "content", "value": said}]}}
+    ids = {"traceId": "ab" * 16, "spanId": "1" * 16}
+    log = {**ids, "eventName": "gen_ai.user.message", "body": body}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [log, log]}]}]}
+    origin = Origin()
+    (found,) = import_from(written(tmp_path, message(span("1", BASE)), logs, logs), origin=origin)
+    assert [row["content"] for row in found.calls[0].request or ()] == ["Again.", "Again."]
+    assert dict(origin.notes) == {"log records that are there twice were left out": 2}
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("\n")
+    for name in (None, "otel"):
+        with pytest.raises(StoreError, match=r"x\.jsonl is empty"):
+            list(import_from(tmp_path / "x.jsonl", name))
