@@ -53,6 +53,7 @@ from hrm_agent.models.current_policy import ActivePolicy, Backend, active_policy
 from hrm_agent.models.engine import Completion, Engine, GenerationRequest, TextStream
 from hrm_agent.models.hosted import (
     ask_in_thread,
+    is_text,
     most_prompt_tokens,
     name_of_model,
     policy_options,
@@ -370,10 +371,11 @@ class _PolicyCall:
 
     def wait(self) -> None:
         """Wait until the request may be sent. Blocks the thread."""
-        while not self._may_ask():
+        can_wait = not _in_event_loop()
+        while not self._may_ask(can_wait=can_wait):
             time.sleep(_PAUSE)
 
-    def _may_ask(self) -> bool:
+    def _may_ask(self, *, can_wait: bool = True) -> bool:
         """True if the recording accepts the request now."""
         if not self.recording.metered:
             return True
@@ -383,13 +385,28 @@ class _PolicyCall:
             limit = sent_sampling(self.backend, policy_options(sampling)).max_tokens
             name = name_of_model(self.backend)
             read = most_prompt_tokens(pending.messages, pending.tools)
-            size = RequestSize(pending.call_id, name, read, limit, engine=False)
+            size = RequestSize(
+                pending.call_id,
+                name,
+                read,
+                limit,
+                engine=False,
+                can_wait=can_wait,
+                text_only=is_text(pending.messages),
+            )
         else:
             engine = self.backend
             if self._prefix is None:
                 self._prefix = find_prefix(self.recording, engine, pending, thinks=self.thinks)
             read = len(self._prefix.prompt_ids)
-            size = RequestSize(pending.call_id, engine.name, read, sampling.max_tokens, engine=True)
+            size = RequestSize(
+                pending.call_id,
+                engine.name,
+                read,
+                sampling.max_tokens,
+                engine=True,
+                can_wait=can_wait,
+            )
         return self.recording.may_ask(size)
 
     def submit(self, on_token: Callable[[int], None] | None = None) -> Future[Any]:
@@ -467,6 +484,15 @@ class _PolicyCall:
         with suppress(StoreError):  # a recording that is broken cannot be written
             call = close_failed_call(pending, name, pack_error(error))
             self.recording.write_call(call, pending.messages)
+
+
+def _in_event_loop() -> bool:
+    """True in a thread whose event loop is running, as in an async node."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 _jobs: ContextVar[list[_PolicyCall]] = ContextVar("hrm_agent_policy_calls")

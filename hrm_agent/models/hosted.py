@@ -22,6 +22,7 @@ from hrm_agent.trajectory.conversation_digest import context_of
 
 __all__ = [
     "ask_in_thread",
+    "is_text",
     "most_prompt_tokens",
     "name_of_model",
     "policy_options",
@@ -48,6 +49,15 @@ _OTHER = (
     *("thinking_budget", "top_a", "top_k", "verbosity"),
 )
 """Names of further sampling parameters, whose values are numbers or short texts."""
+_TEXT_PARTS = frozenset(
+    {
+        *("text", "output_text", "text-plain"),
+        *("reasoning", "thinking", "redacted_thinking", "refusal"),
+        *("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "tool_result"),
+        *("function_call", "input_json_delta"),
+    }
+)
+"""Types of the parts of a message that are sent as text."""
 _FRAME = 32
 """Allowance in tokens for what a provider writes around a message or a tool."""
 
@@ -96,6 +106,24 @@ def most_prompt_tokens(messages: Sequence[BaseMessage], tools: Sequence[Any]) ->
     offered = (json.dumps(plain(tool), ensure_ascii=False) for tool in tools)
     sizes = [len(text.encode("utf-8", "surrogatepass")) for text in (*texts, *offered)]
     return sum(sizes) + _FRAME * (len(sizes) + 1)
+
+
+def is_text(messages: Sequence[BaseMessage]) -> bool:
+    """True if no message has a part other than text, such as an image. The tokens of such a part
+    do not depend on its bytes.
+    """
+    return all(_is_text(message.content) for message in messages)
+
+
+def _is_text(content: Any) -> bool:
+    if not isinstance(content, list):
+        return True
+    parts: list[Any] = content
+    # the result of a tool has parts of its own
+    return all(
+        isinstance(part, str) or (part.get("type") in _TEXT_PARTS and _is_text(part.get("content")))
+        for part in parts
+    )
 
 
 def policy_options(sampling: Sampling) -> dict[str, Any]:

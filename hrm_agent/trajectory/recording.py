@@ -24,7 +24,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from hrm_agent.basics.bounded import BoundedMap
-from hrm_agent.errors import StoreError
+from hrm_agent.errors import HrmError, StoreError
 from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.journal import Journal, MemoryJournal
@@ -95,6 +95,10 @@ class RequestSize:
     """True for an engine of this package, False for a provider's model."""
     by_policy: bool = True
     """False for a model that the graph holds itself."""
+    can_wait: bool = True
+    """False for a request that blocks the event loop. Others could not end while it waits."""
+    text_only: bool = True
+    """False for a request with images, audio or files, whose tokens `read` does not bound."""
 
 
 class Recording:
@@ -130,7 +134,7 @@ class Recording:
         """True if a step is run again to find which of its results are chance. The recorded draws
         from `random` are ignored then.
         """
-        self.broken: StoreError | None = None
+        self.broken: HrmError | None = None
         """Error of a call that could not be written (None without one). From then on nothing may be
         asked, even if the graph catches the error.
         """

@@ -23,7 +23,13 @@ from hrm_agent.models.adapter_folder import (
 )
 from hrm_agent.models.engine import GenerationRequest
 from hrm_agent.models.loading.load_weights import load_pretrained
-from hrm_agent.models.loading.policy_loader import load_codec, load_policy, model_folder
+from hrm_agent.models.loading.policy_loader import (
+    load_codec,
+    load_policy,
+    model_folder,
+    size_of_weights,
+    stamp_of_weights,
+)
 from hrm_agent.models.model_string import CodecOptions, LoadOptions, parse_model
 from hrm_agent.trajectory import Sampling
 
@@ -57,6 +63,9 @@ def test_a_folder_answers_as_its_model_with_the_adapter(folder: str) -> None:
     named = answer(f"{MODEL}?adapter={folder}&dtype=float32")
     assert answer(folder) == named != answer(MODEL)
     assert load_codec(folder).end_of_turn == load_codec(MODEL).end_of_turn
+    own = Path(folder, "adapter_model.safetensors")
+    assert size_of_weights(folder) == size_of_weights(MODEL) + own.stat().st_size
+    assert stamp_of_weights(folder).startswith(stamp_of_weights(MODEL) + " adapter_model")
 
 
 def test_what_it_was_trained_on_comes_before_pefts_word_and_options_before_both(

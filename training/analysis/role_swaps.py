@@ -14,8 +14,9 @@ run, since a session may hold other values than the recorded one, even if it has
     gain           mean over tasks of its outcome less the recorded one, paired
 
 The swapped runs are recorded in a store of their own, on threads named by the role. A finished run
-is not repeated, and a recorded call is not asked again. If the budget is used up, the result is
-based on the first tasks whose swaps have all ended.
+is not repeated, and a recorded call is not asked again. Under a budget the swaps of a run begin when
+those of the run before have ended. If the budget is used up, the result is based on the first runs
+whose swaps have all ended. A run with a swap that could not be judged is left out on both sides.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
-from hrm_agent.errors import HrmError, RunError
+from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.models import ActivePolicy
 from hrm_agent.models.call_recording import copied_call, recorded_call_id
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
@@ -39,7 +41,7 @@ from hrm_agent.store import RunStore
 from hrm_agent.training.evaluation.budget import BudgetUsedUp, Meter, RequestTotal
 from hrm_agent.training.evaluation.compare import Comparison, compare
 from hrm_agent.training.evaluation.samples import samples_of
-from hrm_agent.training.rollout.eligibility import needs_second_attempt
+from hrm_agent.training.rollout.eligibility import Why, fault_of, needs_second_attempt
 from hrm_agent.training.rollout.rollout import second_attempt
 from hrm_agent.training.rollout.scoring import Score
 from hrm_agent.trajectory import (
@@ -92,6 +94,8 @@ class RoleSwap:
     """Requests to the swapped policy."""
     asked_others: RequestTotal
     """Requests to the policies of the other roles."""
+    unjudged: int
+    """Number of runs that are left out for all roles, since a swap of theirs could not be judged."""
 
     @property
     def gain(self) -> float:
@@ -144,7 +148,7 @@ async def role_swaps(
 
     `runner`: writes to a store of its own, as run `run_id`. `source`: store of `runs`. `swapped`:
     policy that replaces that of a role. Raises `RunError` if the budget does not suffice for one
-    task.
+    run, or no swap could be judged.
     """
     by_name = {role: frozenset({role}) for role in roles}
     if together:
@@ -155,23 +159,34 @@ async def role_swaps(
         for name, swap in by_name.items()
         if run.roles & swap
     ]
-    ended = await _ended(runner, source, work, swapped, meter, concurrency, on_done)
-    scored = [
-        each[-1] for each in await score([(each,) for each in ended.values() if each is not None])
-    ]
+    attempts = await _ended(runner, source, work, swapped, meter, concurrency, on_done)
+    scored = [each[-1] for each in await score([(each[-1],) for each in attempts if each])]
     by_thread = {each.thread_id: each for each in scored}
-    found: dict[tuple[str, str], Trajectory | None] = {
-        (each.name, each.run.trajectory.thread_id): (
-            None if (end := ended[each.episode.thread_id]) is None else by_thread[end.thread_id]
-        )
-        for each in work
+    found = {
+        (each.name, each.run.trajectory.thread_id): (*made[:-1], by_thread[made[-1].thread_id])
+        for each, made in zip(work, attempts, strict=True)
+        if made
     }
-    based = _based_on(runs, by_name, found)
+    ended = _ended_first(runs, by_name, found)
+    if not ended:
+        raise RunError(
+            "The budget does not suffice for the swaps of one run.", "Name a larger --budget."
+        )
+    based = list[SwappedRun]()
+    faults = list[Why]()
+    for run in ended:
+        swaps = (found.get((name, run.trajectory.thread_id)) for name in by_name)
+        fault = next(filter(None, (fault_of(each[-1]) for each in swaps if each)), None)
+        if fault is None:
+            based.append(run)
+        else:
+            faults.append(fault)
     if not based:
         raise RunError(
-            "The budget does not suffice for the swaps of one task.", "Name a larger --budget."
+            f"None of {len(ended)} runs has swaps that could be judged: {faults[0][1]}.",
+            "Repair the cause, and repeat the command.",
         )
-    return [_result(name, by_name[name], based, found, meter) for name in by_name]
+    return [_result(name, by_name[name], based, found, meter, len(faults)) for name in by_name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +222,8 @@ async def _ended(
     meter: Meter,
     concurrency: int,
     on_done: Callable[[Trajectory], object] | None,
-) -> dict[str, Trajectory | None]:
-    """Last attempt of each piece of work, by the thread of the first attempt (None if the budget
-    did not suffice).
-    """
+) -> list[Sequence[Trajectory]]:
+    """Attempts of each piece of work (empty if the budget did not suffice)."""
     gate = asyncio.Semaphore(concurrency)
     errors = list[HrmError]()
 
@@ -223,19 +236,25 @@ async def _ended(
             errors.append(error)
             return None
 
-    async def run(each: _Work) -> Trajectory | None:
+    async def run(each: _Work) -> Sequence[Trajectory]:
         async with gate:
-            ended = await attempt(each, each.episode)
-            if ended is not None and needs_second_attempt(ended):
-                ended = await attempt(each, second_attempt(each.episode))
-        if ended is not None and on_done is not None:
-            on_done(ended)
-        return ended
+            first = last = await attempt(each, each.episode)
+            if first is not None and needs_second_attempt(first):
+                last = await attempt(each, second_attempt(each.episode))
+        if first is None or last is None:
+            return ()
+        if on_done is not None:
+            on_done(last)
+        return (last,) if last is first else (first, last)
 
-    ends = await run_group(work, run)
+    ends = list[Sequence[Trajectory]]()
+    # parallel runs would share a budget that suffices for the swaps of one
+    by_run = groupby(work, lambda each: each.rank if meter.limited else 0)
+    for _, parallel in by_run:
+        ends += await run_group([*parallel], run)
     if errors:
         raise errors[0]
-    return {each.episode.thread_id: end for each, end in zip(work, ends, strict=True)}
+    return ends
 
 
 async def _run(
@@ -271,7 +290,7 @@ async def _run(
     waiting = asyncio.create_task(stuck.event.wait())
     try:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
+        if running.done() and stuck.error is None:
             return running.result()
     finally:
         waiting.cancel()
@@ -287,7 +306,8 @@ class _Stuck:
     """Signal that a run cannot go on, since a request was refused.
 
     The refusal is not raised in the graph, which could catch it and go on with another state. The
-    request waits, and the run is cancelled from outside, as by a kill.
+    request waits, and the run is cancelled from outside, as by a kill. A request that cannot wait
+    ends as in a cancelled task.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -299,44 +319,43 @@ class _Stuck:
         self.loop.call_soon_threadsafe(self.event.set)
 
 
-def _based_on(
+def _ended_first(
     runs: Sequence[SwappedRun],
     by_name: Mapping[str, frozenset[str]],
-    found: Mapping[tuple[str, str], Trajectory | None],
+    found: Mapping[tuple[str, str], Sequence[Trajectory]],
 ) -> list[SwappedRun]:
     """First runs whose swaps have all ended. A choice among later ones would prefer short runs."""
-    based = list[SwappedRun]()
+    ended = list[SwappedRun]()
     for run in runs:
         swaps = (
-            found[name, run.trajectory.thread_id]
-            for name, roles in by_name.items()
-            if run.roles & roles
+            (name, run.trajectory.thread_id) for name, roles in by_name.items() if run.roles & roles
         )
-        if any(each is None for each in swaps):
+        if any(each not in found for each in swaps):
             break
-        based.append(run)
-    return based
+        ended.append(run)
+    return ended
 
 
 def _result(
     name: str,
     roles: frozenset[str],
     runs: Sequence[SwappedRun],
-    found: Mapping[tuple[str, str], Trajectory | None],
+    found: Mapping[tuple[str, str], Sequence[Trajectory]],
     meter: Meter,
+    unjudged: int,
 ) -> RoleSwap:
-    swaps = [found.get((name, run.trajectory.thread_id)) for run in runs]
-    ended = [each for each in swaps if each is not None]
-    after = [each or run.trajectory for each, run in zip(swaps, runs, strict=True)]
-    calls = [call for each in ended for call in each.own_calls]
+    swaps = [found.get((name, run.trajectory.thread_id), ()) for run in runs]
+    after = [each[-1] if each else run.trajectory for each, run in zip(swaps, runs, strict=True)]
+    calls = [call for attempts in swaps for each in attempts for call in each.own_calls]
     return RoleSwap(
         role=name,
-        called=len(ended),
+        called=sum(map(bool, swaps)),
         comparison=compare(
             samples_of(run.trajectory for run in runs), samples_of(after), ("recorded", name)
         ),
         asked=meter.asked(call.id for call in calls if call.identity.role in roles),
         asked_others=meter.asked(call.id for call in calls if call.identity.role not in roles),
+        unjudged=unjudged,
     )
 
 
@@ -420,13 +439,23 @@ class SwapRecording(Recording):
             raise BudgetUsedUp("A request was refused.")
         try:
             accepted = self._meter.reserve(request, self._rank)
+            if not accepted and not request.can_wait:
+                raise ConfigError(
+                    f"A request to {request.model} has to wait for others, but it blocks the event"
+                    " loop: an async function calls the model synchronously.",
+                    "Write `await policy().ainvoke(...)` in async functions of the graph, or leave"
+                    " out --budget.",
+                )
         except HrmError as error:
             self._stuck.error = self._stuck.error or error
             if not self._open_requests:
                 self._stuck.report()
-            if not request.by_policy:  # such a request cannot wait
-                raise
-            return False
+            if request.by_policy and request.can_wait:
+                return False
+            # A node that catches exceptions does not catch this one, as in a cancelled task. If it
+            # does nevertheless, the run is not stored as ended.
+            self.broken = self.broken or error
+            raise asyncio.CancelledError from error
         if accepted:
             self._asks = True
             self._open_requests.add(request.call_id)

@@ -102,11 +102,13 @@ class Meter:
         self._waiting: dict[str, int] = {}
         """Ranks of the requests that wait, by call id."""
         self._settled: dict[str, RequestTotal] = {}
+        self._models = set[str]()
         self._spent = 0.0
         """Total of the requests that are not open, in the unit of the budget."""
         self.closed = False
         """True once a request was refused, or `close` was called. No further request is accepted."""
         for call_id, reserved in _read(file):
+            self._models.add(reserved.model)
             self._lost[call_id].append(reserved)
         for call in answered([*self._lost]):
             self._settle(call, self._lost[call.id].pop())
@@ -118,6 +120,17 @@ class Meter:
                 "Begin anew in another folder: --out.",
             )
         self._spent += sum(self._in_budget(self._most(each)) for each in lost)
+
+    @property
+    def limited(self) -> bool:
+        """True if there is a budget."""
+        return self._budget is not None
+
+    @property
+    def models(self) -> set[str]:
+        """Names of the models that were asked."""
+        with self._lock:
+            return set(self._models)
 
     def asked(self, call_ids: Iterable[str]) -> RequestTotal:
         """Total of those of the given calls that were asked and answered."""
@@ -160,6 +173,7 @@ class Meter:
                 self._waiting.pop(request.call_id, None)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"call": request.call_id, **reserved._asdict()}) + "\n")
+            self._models.add(request.model)
             self._open[request.call_id] = reserved
             return True
 
@@ -218,6 +232,12 @@ class Meter:
                 f"The graph asks {request.model}, a model of its own, which is not held to a"
                 " budget.",
                 "Leave out --budget, or let the graph take its model from policy().",
+            )
+        if not request.text_only:
+            raise ConfigError(
+                f"The most that a request to {request.model} can cost is not known: it has parts"
+                " other than text (images, audio or files).",
+                "Leave out --budget.",
             )
         if request.sampled is None:
             raise ConfigError(

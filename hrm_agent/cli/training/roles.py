@@ -30,13 +30,14 @@ from hrm_agent.config import (
 )
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import ActivePolicy, Backend
+from hrm_agent.models.adapter_folder import is_adapter_folder, rank_on_record
 from hrm_agent.models.loading.policy_loader import (
     load_policy,
     load_without_retries,
     size_of_weights,
     stamp_of_weights,
 )
-from hrm_agent.models.model_string import parse_model
+from hrm_agent.models.model_string import is_folder, parse_model
 from hrm_agent.rewards import load_rubric
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.runtime.execution.run_context import options_on_record
@@ -53,7 +54,7 @@ from hrm_agent.training.analysis.role_swaps import (
 from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.evaluation.budget import Meter, RequestTotal, read_budget
-from hrm_agent.training.evaluation.prices import read_prices
+from hrm_agent.training.evaluation.prices import Prices, read_prices
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.rollout import recorded_seed, run_id_of
@@ -67,8 +68,6 @@ _FREE = frozenset({"budget", "price", "concurrency", "together"})
 """Options that a resumed command may change."""
 _BIGGER = 1.5
 """Ratio of the sizes of two policies above which training is not advised as a substitute."""
-_WITH_BUDGET = 8
-"""Usual number of runs in progress under a budget. Runs that it cuts off are not used."""
 
 
 class RolesConfig(BaseModel):
@@ -108,6 +107,11 @@ class _Source:
     @staticmethod
     def of(where: str) -> _Source:
         path = Path(where)
+        if not path.exists():
+            raise ConfigError(
+                f"There is no {where}.",
+                "Name the folder of an `eval`, a `collect` or a `train rl`.",
+            )
         folder = path if path.is_dir() else path.parent
         file = folder / CONFIG_FILE
         if not file.is_file():
@@ -168,7 +172,7 @@ def run(words: list[str]) -> int:
     )
     add("--temperature", type=float, help="of the policy to try [that of the run]")
     add("--max-tokens", type=int, metavar="N", help="of its replies [that of the run]")
-    add("--concurrency", type=int, metavar="N", help="runs at a time [64, with a budget 8]")
+    add("--concurrency", type=int, metavar="N", help="swapped runs at a time [64]")
     arguments = parser.read(words)
     if (count := arguments.concurrency) is not None and count < 1:
         raise ConfigError(f"--concurrency {count} is below 1.", "Write --concurrency 8.")
@@ -177,17 +181,17 @@ def run(words: list[str]) -> int:
     if (heat := arguments.temperature) is not None and not 0 <= heat < math.inf:
         raise ConfigError(f"--temperature {heat} is not a temperature.", "Write --temperature 1.")
     source = _Source.of(arguments.run)
-    usual = 64 if arguments.budget is None else _WITH_BUDGET
+    policy = _resolved(arguments.policy)
     config = RolesConfig(
         recorded=str(source.folder.resolve()),
-        policy=arguments.policy,
-        weights="; ".join(map(stamp_of_weights, (source.policy, arguments.policy))),
+        policy=policy,
+        weights=_weights(source, policy),
         together=arguments.together,
         temperature=arguments.temperature,
         max_tokens=arguments.max_tokens,
         budget=arguments.budget,
         price=arguments.price,
-        concurrency=arguments.concurrency or usual,
+        concurrency=arguments.concurrency or 64,
     )
     folder = source.folder.resolve()
     out = arguments.out or folder.with_name(f"{folder.name}-roles")
@@ -197,6 +201,12 @@ def run(words: list[str]) -> int:
 def roles_run(config: RolesConfig, out: Path, output: Output) -> int:
     """Run the missing swaps in folder `out`, and report all. Returns the exit code."""
     source = _Source.of(config.recorded)
+    if _weights(source, config.policy) != config.weights:
+        raise RunError(
+            f"The weights of {source.policy} or of {config.policy} have changed since {out} was"
+            " begun.",
+            "Begin anew in another folder: `hrm-agent roles --out`.",
+        )
     budget = None if config.budget is None else read_budget(config.budget)
     prices = read_prices(config.price)
     with existing_store(config.recorded, source.config.allowed_types) as recorded:
@@ -222,7 +232,7 @@ def roles_run(config: RolesConfig, out: Path, output: Output) -> int:
                 swaps = asyncio.run(
                     _swaps(config, source, recorded, store, runs, roles, tried, others, meter, out)
                 )
-    return _report(output, config, source, swaps, meter, len(runs), out)
+    return _report(output, config, source, swaps, meter, prices, len(runs), out)
 
 
 def _runs(store: RunStore, source: _Source) -> tuple[list[SwappedRun], list[str]]:
@@ -277,6 +287,19 @@ def _runs(store: RunStore, source: _Source) -> tuple[list[SwappedRun], list[str]
     if not roles:
         raise RunError(f"No run in {source.folder} asked a model.", "Name another run.")
     return sorted(found, key=lambda each: _place(each.trajectory)), [*roles]
+
+
+def _resolved(policy: str) -> str:
+    """Model string with the whole path of its folder, since `resume` may run in another one."""
+    asked = parse_model(policy)
+    if asked.scheme or not is_folder(asked.name):
+        return policy
+    return policy.replace(asked.name, str(Path(asked.name).resolve()), 1)
+
+
+def _weights(source: _Source, policy: str) -> str:
+    """Stamps of the files of both policies."""
+    return "; ".join(map(stamp_of_weights, (source.policy, policy)))
 
 
 def _same_policy(one: str, other: str) -> bool:
@@ -365,6 +388,7 @@ def _report(
     source: _Source,
     swaps: Sequence[RoleSwap],
     meter: Meter,
+    prices: Prices,
     recorded: int,
     out: Path,
 ) -> int:
@@ -374,6 +398,7 @@ def _report(
     said = _advice(config, source, best, others)
     compared = swaps[0].comparison
     runs = compared.a.trajectories
+    unjudged = swaps[0].unjudged
     result = {
         "run": config.recorded,
         "policy": source.policy,
@@ -381,6 +406,7 @@ def _report(
         "tasks": compared.problems,
         "runs": runs,
         "recorded_runs": recorded,
+        "unjudged_runs": unjudged,
         "budget": config.budget,
         "budget_used_up": meter.closed,
         "roles": [_data(each) for each in swaps],
@@ -426,7 +452,13 @@ def _report(
         title=f"{config.policy} in each role of {config.recorded}",
     )
     tasks = "1 task" if compared.problems == 1 else f"{compared.problems} tasks"
-    output.say(f"Based on {tasks}{_cut(meter, config, runs, recorded)}.")
+    output.say(f"Based on {tasks}{_cut(meter, config, runs, recorded - unjudged)}.")
+    if unjudged:
+        remark(f"{unjudged} of {recorded} runs are left out: a swap of theirs was not judged.")
+    asked = ", ".join(sorted(meter.models)) or "none"
+    for name in prices.by_model:
+        if name and name not in meter.models:
+            remark(f"--price {name}: no model of this name was asked. Asked: {asked}.")
     cost = f", cost {total.cost:.4g}" if priced else ""
     output.say(f"Asked in all: {_tokens(total)} tokens (prompt + completion){cost}.")
     output.say(said)
@@ -457,25 +489,44 @@ def _cut(meter: Meter, config: RolesConfig, runs: int, recorded: int) -> str:
 def _advice(config: RolesConfig, source: _Source, best: str, others: Sequence[str]) -> str:
     if not best:
         return "No role gains: no interval lies clearly above 0."
-    asked = parse_model(config.policy)
-    larger = size_of_weights(config.policy) > _BIGGER * size_of_weights(source.policy)
-    if parse_model(source.policy).local and asked.local and not larger:
-        words = ["hrm-agent", "train", "rl", "--policy", source.policy]
-        words += ["--graph", source.config.graph]
-        words += [word for role in others for word in ("--frozen-roles", role)]
-        return f"Train {best} next: `{shlex.join(words)}`"
     how = f"policy(model={config.policy!r}) in its node"
     if source.config.graph == "reasoning":
         how = f"--context {shlex.quote(f'models.{best}={config.policy}')}"
-    return f"Give {best} the bigger model: {how}"
+    trainable = parse_model(source.policy).local
+    if not trainable or not parse_model(config.policy).local:
+        return f"Give {best} the bigger model: {how}"
+    training = f"`{shlex.join(_training(source, others))}`"
+    sizes = (size_of_weights(config.policy), size_of_weights(source.policy))
+    if not all(sizes):
+        return f"Give {best} the other policy ({how}), or train it: {training}"
+    if sizes[0] > _BIGGER * sizes[1]:
+        return f"Give {best} the bigger model: {how}"
+    return f"Train {best} next: {training}"
+
+
+def _training(source: _Source, frozen: Sequence[str]) -> list[str]:
+    """Command that trains the policy of a run on its tasks. Training always stands in for models
+    of the graph, so it has no option for this.
+    """
+    words = ["hrm-agent", "train", "rl", "--policy", source.policy, "--graph", source.config.graph]
+    for name in ("tasks", "rewards", "max_tokens"):
+        value = getattr(source.config, name)
+        if value != GrpoConfig.model_fields[name].default:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if is_adapter_folder(source.policy):
+        words += ["--lora-rank", str(rank_on_record(source.policy))]
+    return [*words, *(word for role in frozen for word in ("--frozen-roles", role))]
 
 
 def _data(each: RoleSwap) -> dict[str, Any]:
     cost = each.cost
+    comparison = asdict(each.comparison)
+    for side in ("a", "b"):  # the recorded runs were read without their calls
+        del comparison[side]["sampled_tokens"], comparison[side]["tool_errors"]
     return {
         "role": each.role,
         "called": each.called,
-        "comparison": {**asdict(each.comparison), "certain": each.comparison.certain},
+        "comparison": {**comparison, "certain": each.comparison.certain},
         "asked": _asked(each.asked),
         "asked_others": _asked(each.asked_others),
         "cost": cost,

@@ -190,16 +190,23 @@ def stamp_of_weights(name: str) -> str:
 
 
 def size_of_weights(name: str) -> int:
-    """Total bytes of the files of a policy's weights (0 for a policy without files here)."""
+    """Total bytes of the files of a policy's weights, with those of an adapter (0 if they are not
+    all here).
+    """
     return sum(file.stat().st_size for file in _weight_files(name))
 
 
 def _weight_files(name: str) -> list[Path]:
+    """Files of a policy's weights, and of its adapter (empty if those of the model are not here)."""
     try:
-        folder = Path(model_folder(name))
+        whole = on_its_base(parse_model(name))
+        base = Path(local_folder(whole))
     except HrmError:
         return []
-    return sorted(folder.glob("*.safetensors"))
+    files = sorted(base.glob("*.safetensors"))
+    if files and whole.options.adapter:
+        files += sorted(Path(whole.options.adapter).glob("**/*.safetensors"))
+    return files
 
 
 def trainable_weights(name: str, *, adapter: bool = False) -> ModelString:

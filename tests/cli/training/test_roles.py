@@ -12,12 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hrm_agent.cli.main import main
+from hrm_agent.store import open_store
 from tests.cli.conftest import Command
 from tests.support.serving.providers import ProviderServer
 
@@ -55,6 +57,17 @@ def init_chat_model(name, **options):
     return ChatOpenAI(model=name.partition(":")[2], **options)
 """
 """Part of the package langchain, which the tests do without, that opens a provider's model."""
+OWN = """
+from langchain_core.language_models import ParrotFakeChatModel
+
+OWN = ParrotFakeChatModel()
+"""
+JUDGE = """
+def judge(text, task):
+    if text == "42" and "Task 3" in task.prompt:
+        raise ValueError("the judge does not answer")
+    return float(text == "42")
+"""
 TASKS = 8
 A_CALL = 8
 """Tokens that the server reports for a call."""
@@ -68,6 +81,11 @@ def answer(body: dict[str, Any]) -> str:
     if text.startswith("draft"):
         return "42" if body["model"] == "strong" else "41"
     return re.findall("[0-9]+", text)[-1]
+
+
+def slow(body: dict[str, Any]) -> str:
+    time.sleep(0.05)
+    return answer(body)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +132,7 @@ def roles(hrm: Command, *words: str) -> dict[str, Any]:
 
 def test_only_what_the_swap_changes_is_asked(server: ProviderServer, hrm: Command) -> None:
     told = hrm("roles", "base", "--try", "openai:strong", "--price", "strong=1,2", "--all")
-    assert told.code == 0
+    assert told.code == 0 and "no model of this name" not in told.err
     assert "Give draft the bigger model: policy(model='openai:strong') in its node" in told.out
     # draft and the changed finish; finish alone; both together
     models = Counter(each["model"] for each in server.asked)
@@ -129,7 +147,31 @@ def test_only_what_the_swap_changes_is_asked(server: ProviderServer, hrm: Comman
     assert rows["draft"]["asked"] == {"read": 40, "sampled": 24, "cost": pytest.approx(88e-6)}
     assert rows["draft"]["asked_others"]["sampled"] == 24
     assert rows["finish"]["asked_others"]["sampled"] == 0
-    assert found["best"] == "draft" and found["tasks"] == TASKS
+    assert found["best"] == "draft" and found["tasks"] == TASKS and found["unjudged_runs"] == 0
+    # the recorded runs are read without their calls
+    assert not {"sampled_tokens", "tool_errors"} & rows["draft"]["comparison"]["a"].keys()
+    told = hrm("roles", "base", "--try", "openai:strong", "--price", "strnog=1,2", "--all")
+    assert "--price strnog: no model of this name was asked. Asked: strong, weak." in told.err
+    config = Path("base-roles/config.toml")
+    assert config.read_text().count('weights = "; "') == 1
+    config.write_text(config.read_text().replace('weights = "; "', 'weights = "model 1 2; "'))
+    told = hrm("resume", "base-roles")
+    assert told.code == 2 and "have changed since base-roles was begun" in told.err
+
+
+def test_a_swap_that_cannot_be_judged_is_left_out_on_both_sides(
+    server: ProviderServer, hrm: Command
+) -> None:
+    Path("judge.py").write_text(JUDGE)
+    config = Path("base/config.toml")
+    config.write_text(config.read_text().replace("answer:last_number", "./judge.py:judge"))
+    found = roles(hrm)
+    assert (found["tasks"], found["unjudged_runs"]) == (TASKS - 1, 1)
+    assert found["roles"][0]["comparison"]["difference"]["value"] == 1
+    Path("strict.py").write_text(JUDGE.replace("Task 3", "Task"))
+    config.write_text(config.read_text().replace("judge.py", "strict.py"))
+    told = hrm("roles", "base", "--try", "openai:strong", "--out", "anew")
+    assert told.code == 2 and "None of 8 runs has swaps that could be judged" in told.err
 
 
 @pytest.mark.parametrize(
@@ -149,6 +191,10 @@ def test_a_budget_is_never_exceeded(
     assert limit - 700 * cost / A_CALL < len(server.asked) * cost <= limit
     assert found["budget_used_up"] and 0 < found["tasks"] < TASKS
     assert found["runs"] == found["tasks"]
+    order = [re.findall("Task [0-9]+", str(each["messages"]))[0] for each in server.asked]
+    assert len([*groupby(order)]) == len(
+        set(order)
+    )  # the swaps of a run end before those of the next begin
     told = hrm("roles", "base", "--try", "openai:strong", *words)
     assert f"the budget of {budget} does not suffice for more" in " ".join(told.out.split())
     whole = roles(hrm, *prices)
@@ -181,12 +227,31 @@ def test_a_provider_that_fails_ends_the_command_and_nothing_is_asked_twice(
     assert repeats(server) == 0 and len(server.asked) == 3 * TASKS
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "budget", "error"),
+    [
+        ("def finish", "async def finish", "900tokens", "blocks the event loop"),
+        ("await policy().ainvoke", "policy().invoke", "20tokens", "does not suffice"),
+        ("policy().invoke", "OWN.invoke", "9000tokens", "a model of its own"),
+    ],
+)
+def test_a_request_that_cannot_wait_ends_the_run_without_a_result(
+    before: str, after: str, budget: str, error: str, server: ProviderServer, hrm: Command
+) -> None:
+    text = GRAPH.replace(before, after)
+    Path("own.py").write_text(OWN + text)
+    server.text = slow
+    words = ("--budget", budget)
+    told = hrm("roles", "base", "--try", "openai:strong", *words)
+    assert told.code == 2 and error in " ".join(told.err.split())
+    if Path("base-roles/store.db").exists():
+        with open_store(Path("base-roles/store.db"), read_only=True) as store:
+            ended = store.journal.headers("status != ?", ("running",))
+            assert not any("give up" in str(each.answer) for each in ended)
+
+
 @pytest.mark.slow
 def test_a_killed_command_asks_nothing_twice(server: ProviderServer, hrm: Command) -> None:
-    def slow(body: dict[str, Any]) -> str:
-        time.sleep(0.05)
-        return answer(body)
-
     server.text = slow
     words = ("roles", "base", "--try", "openai:strong", "--concurrency", "1")
     killed = subprocess.Popen([sys.executable, "-m", "hrm_agent", *words])
@@ -217,7 +282,7 @@ def test_no_role_gains(server: ProviderServer, hrm: Command) -> None:
         (("--try", "openai:strong", "--budget", "1"), "The price of strong is not known"),
         (
             ("--try", "openai:strong", "--budget", "20tokens"),
-            "does not suffice for the swaps of one task",
+            "does not suffice for the swaps of one run",
         ),
         (("--try", "openai:strong", "--concurrency", "0"), "--concurrency 0 is below 1"),
     ],
@@ -234,3 +299,6 @@ def test_what_is_no_run_is_reported(hrm: Command) -> None:
     Path("empty").mkdir()
     told = hrm("roles", "empty", "--try", "builtin:trained")
     assert told.code == 2 and "it has no config.toml" in told.err
+    Path("empty/config.toml").touch()
+    told = hrm("roles", "empty/typo", "--try", "builtin:trained")
+    assert told.code == 2 and "There is no empty/typo." in told.err

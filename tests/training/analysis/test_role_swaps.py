@@ -143,6 +143,24 @@ async def test_a_swap_is_the_whole_run_from_its_seed_without_what_is_on_record(
         again, _ = await swaps(tmp_path, runs, runner, trained)
         assert again == found and (tmp_path / "asked.jsonl").read_text() == lines
 
+    verified = list[str]()
+
+    def fails_once(answer: str) -> float:
+        verified.append(answer)
+        if len(verified) == 1:
+            raise OSError("the machine failed")
+        return 1.0
+
+    async with running(tmp_path / "twice.db", cold, environment) as runner:
+        folder = tmp_path / "twice"
+        folder.mkdir()
+        (tmp_path / "base.db").rename(folder / "base.db")
+        one = replace(runs[0], verify=fails_once)
+        (swap,), meter = await swaps(folder, [one], runner, trained, ("solve",))
+        assert len(verified) == 2 and swap.comparison.b.pass_at_1.value == 1
+        # the row has the requests of both attempts
+        assert swap.tokens == meter.total.tokens > 0
+
 
 def ask(role: str) -> Any:
     model = FakeListChatModel(responses=[f"{role} of its own"])

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.models.hosted import is_text
 from hrm_agent.training.evaluation.budget import BudgetUsedUp, Meter, RequestBudget, read_budget
 from hrm_agent.training.evaluation.prices import Price, Prices
 from hrm_agent.trajectory import RequestSize
@@ -75,12 +77,23 @@ def test_what_has_no_answer_on_record_counts_as_reserved(tmp_path: Path) -> None
         meter(file, None)
 
 
+def test_images_have_no_known_number_of_tokens() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+    text = {"type": "text", "text": "Look."}
+    result = {"type": "tool_result", "content": [image]}
+    assert is_text([HumanMessage("Look."), HumanMessage([text, "and say."])])
+    assert not is_text([HumanMessage([text, image])])
+    assert not is_text([HumanMessage([result])])
+
+
 def test_a_request_whose_maximum_is_not_known_is_refused(tmp_path: Path) -> None:
     money = meter(tmp_path / "asked", RequestBudget(1, tokens=False))
     tokens = meter(tmp_path / "asked", RequestBudget(1000, tokens=True))
     for limited in (money, tokens):
         with pytest.raises(ConfigError, match="no limit of completion tokens"):
             limited.reserve(request("a", sampled=None))
+        with pytest.raises(ConfigError, match="parts other than text"):
+            limited.reserve(request("a", text_only=False))
         with pytest.raises(ConfigError, match="a model of its own"):
             limited.reserve(request("a", by_policy=False))
     with pytest.raises(ConfigError, match="The price of other is not known"):
