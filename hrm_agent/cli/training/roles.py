@@ -521,8 +521,9 @@ def _training(source: _Source, frozen: Sequence[str]) -> list[str]:
 def _data(each: RoleSwap) -> dict[str, Any]:
     cost = each.cost
     comparison = asdict(each.comparison)
-    for side in ("a", "b"):  # the recorded runs were read without their calls
-        del comparison[side]["sampled_tokens"], comparison[side]["tool_errors"]
+    # the recorded runs were read without their calls
+    for side in (comparison, comparison["a"], comparison["b"]):
+        del side["sampled_tokens"], side["tool_errors"]
     return {
         "role": each.role,
         "called": each.called,

@@ -149,7 +149,8 @@ def test_only_what_the_swap_changes_is_asked(server: ProviderServer, hrm: Comman
     assert rows["finish"]["asked_others"]["sampled"] == 0
     assert found["best"] == "draft" and found["tasks"] == TASKS and found["unjudged_runs"] == 0
     # the recorded runs are read without their calls
-    assert not {"sampled_tokens", "tool_errors"} & rows["draft"]["comparison"]["a"].keys()
+    compared = rows["draft"]["comparison"]
+    assert not {"sampled_tokens", "tool_errors"} & (compared.keys() | compared["a"].keys())
     told = hrm("roles", "base", "--try", "openai:strong", "--price", "strnog=1,2", "--all")
     assert "--price strnog: no model of this name was asked. Asked: strong, weak." in told.err
     config = Path("base-roles/config.toml")
