@@ -14,6 +14,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
+from hrm_agent.langgraph_format import namespace_around
 from hrm_agent.trajectory.formats.traces.foreign_span import ForeignSpan
 
 __all__ = ["AskedTool", "asked_tools", "matched_spans"]
@@ -227,7 +228,7 @@ class _Unmatched:
 
 
 def _scope(span: ForeignSpan) -> Hashable:
-    return span.agent_span, span.checkpoint_ns.rpartition("|")[0]
+    return span.agent_span, namespace_around(span.checkpoint_ns)
 
 
 def _given(span: ForeignSpan) -> str:
