@@ -239,9 +239,9 @@ def _add_gen_ai_tool(found: ForeignSpan, tree: Tree, messages: Messages) -> None
         given = held.get("inputs") or held.get("input_str")  # as OpenLLMetry
     found.arguments = arguments_of(given, place)
     result = at(tree, "gen_ai.tool.call.result")
-    if result is None:
-        # OpenLLMetry writes each result as JSON, LangChain's with its keywords
-        result = decoded(at(tree, "traceloop.entity.output"), place)
+    if (written := at(tree, "traceloop.entity.output")) is not None:
+        # OpenLLMetry writes each result as JSON, LangChain's with its keywords, to both attributes
+        result = decoded(written, place)
         held = mapping(result)
         result = held["output"] if {"output"} <= set(held) <= {"output", "kwargs"} else result
     set_tool_result(found, result, messages)

@@ -311,3 +311,14 @@ def test_tool_spans_without_ids_are_matched_by_their_arguments(tmp_path: Path) -
         ("4" * 16, {"x": 3}),
     ]
     assert missing_parts(found)["ids of tool calls in an answer"] == 1
+
+
+def test_a_result_that_openllmetry_writes_to_two_attributes(tmp_path: Path) -> None:
+    kwargs = {"content": "45", "type": "tool", "tool_call_id": "c1", "status": "success"}
+    message = {"lc": 1, "type": "constructor", "id": ["x", "ToolMessage"], "kwargs": kwargs}
+    result = json.dumps({"output": message, "kwargs": {"tags": []}})
+    tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "add"}
+    both = {"gen_ai.tool.call.result": result, "traceloop.entity.output": result}
+    found = read(tmp_path, span("1", BASE), span("2", {**tool, **both}))
+    (tool_call,) = found.tool_calls
+    assert (tool_call.tool_call_id, tool_call.content) == ("c1", "45")
