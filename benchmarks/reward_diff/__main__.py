@@ -76,7 +76,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     rewards = (HACKABLE[1], SOUND[0]) if options.quick else (*HACKABLE, *SOUND)
-    seeds, steps, group_size = (1, 2, 2) if options.quick else (options.seeds, options.steps, 8)
+    seeds = 1 if options.quick else options.seeds
+    steps = 2 if options.quick else options.steps
+    group_size = 2 if options.quick else 8
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         rows: dict[str, dict[str, Any]] = {each: {} for each in rewards}

@@ -312,7 +312,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the runs are kept [deleted]")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
-    draws, tasks = (1, 4) if options.quick else (options.draws, options.tasks)
+    draws = 1 if options.quick else options.draws
+    tasks = 4 if options.quick else options.tasks
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)

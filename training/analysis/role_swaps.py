@@ -282,7 +282,6 @@ async def _run(
         own=before.calls if before is not None else (),
         roles=each.roles,
         meter=meter,
-        rank=each.rank,
         stuck=stuck,
     )
     alone = replace(runner, by_role=dict.fromkeys(each.roles, swapped), record=record)
@@ -377,16 +376,14 @@ class SwapRecording(Recording):
         own: Sequence[Call],
         roles: Collection[str],
         meter: Meter,
-        rank: int,
         stuck: _Stuck,
     ) -> None:
         """`origin`: recorded run with its calls. `own`: calls of this run that earlier processes
-        recorded. `rank`: number of the run, by which earlier runs are asked first.
+        recorded.
         """
         super().__init__(journal, seed, inherited)
         self._roles = roles
         self._meter = meter
-        self._rank = rank
         self._stuck = stuck
         self._answers_lock = threading.Lock()
         taken = {(call.identity.path, call.started_at) for call in own}
@@ -438,7 +435,7 @@ class SwapRecording(Recording):
         if self._closed:  # a node in a thread cannot be cancelled
             raise BudgetUsedUp("A request was refused.")
         try:
-            accepted = self._meter.reserve(request, self._rank)
+            accepted = self._meter.reserve(request)
             if not accepted and not request.can_wait:
                 raise ConfigError(
                     f"A request to {request.model} has to wait for others, but it blocks the event"

@@ -99,7 +99,6 @@ class Meter:
         self._open: dict[str, _Reserved] = {}
         self._lost: defaultdict[str, list[_Reserved]] = defaultdict(list)
         """Reservations of requests without an answer on record, by call id."""
-        self._waiting: dict[str, int] = {}
         """Ranks of the requests that wait, by call id."""
         self._settled: dict[str, RequestTotal] = {}
         self._models = set[str]()
@@ -148,11 +147,9 @@ class Meter:
             without = (*self._open.values(), *(r for many in self._lost.values() for r in many))
             return _sum((*self._settled.values(), *map(self._most, without)))
 
-    def reserve(self, request: RequestSize, rank: int = 0) -> bool:
+    def reserve(self, request: RequestSize) -> bool:
         """Reserve a request's tokens. Returns False if it has to wait for the end of others. Raises
         `BudgetUsedUp` if it could exceed the budget, and `ConfigError` if its maximum is unknown.
-
-        `rank`: requests of a lower rank come first. One that waits is repeated, or given to `lose`.
         """
         reserved = _Reserved(request.model, request.read, request.sampled, request.engine)
         if self._budget is not None:
@@ -163,14 +160,11 @@ class Meter:
             if self._budget is not None:
                 held = (*self._open.values(), reserved)
                 most = self._spent + sum(self._in_budget(self._most(each)) for each in held)
-                fits = most <= self._budget.amount
-                if not fits and not self._open:
+                if most > self._budget.amount:
+                    if self._open:
+                        return False
                     self.closed = True
                     raise self._refusal()
-                if not fits or any(other < rank for other in self._waiting.values()):
-                    self._waiting[request.call_id] = rank
-                    return False
-                self._waiting.pop(request.call_id, None)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"call": request.call_id, **reserved._asdict()}) + "\n")
             self._models.add(request.model)
@@ -191,7 +185,6 @@ class Meter:
     def lose(self, call_id: str) -> None:
         """Close the reservation of a request that has no answer. It counts as reserved."""
         with self._lock:
-            self._waiting.pop(call_id, None)
             if (reserved := self._open.pop(call_id, None)) is not None:
                 self._lost[call_id].append(reserved)
                 self._spent += self._in_budget(self._most(reserved))
@@ -209,7 +202,8 @@ class Meter:
         self._spent += self._in_budget(asked)
 
     def _most(self, reserved: _Reserved) -> RequestTotal:
-        read, sampled = reserved.read, reserved.sampled
+        read = reserved.read
+        sampled = reserved.sampled
         if sampled is None:  # asked without a budget
             return RequestTotal(read, 0, math.nan)
         return RequestTotal(read, sampled, self._cost(reserved, read, sampled))

@@ -109,7 +109,7 @@ class _Source:
         path = Path(where)
         if not path.exists():
             raise ConfigError(
-                f"There is no {where}.",
+                f"{where} is missing.",
                 "Name the folder of an `eval`, a `collect` or a `train rl`.",
             )
         folder = path if path.is_dir() else path.parent

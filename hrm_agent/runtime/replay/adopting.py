@@ -24,8 +24,8 @@ from hrm_agent.trajectory import Call, GraphIdentity, Journal, ToolCall, Traject
 __all__ = ["Repeated", "repeating"]
 
 Repeated = Callable[[Call, tuple[int, ...]], Call | None]
-"""Function of a new call and the tokens from its root to its end that returns the recorded call
-with the same tokens (None if there is none).
+"""Lookup of a recorded call by a new call and all tokens from its root to its end. It returns the
+recorded call with the same tokens (None without one).
 """
 
 

@@ -302,4 +302,4 @@ def test_what_is_no_run_is_reported(hrm: Command) -> None:
     assert told.code == 2 and "it has no config.toml" in told.err
     Path("empty/config.toml").touch()
     told = hrm("roles", "empty/typo", "--try", "builtin:trained")
-    assert told.code == 2 and "There is no empty/typo." in told.err
+    assert told.code == 2 and "empty/typo is missing." in told.err

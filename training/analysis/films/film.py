@@ -202,7 +202,7 @@ class _Studio:
             requests = requests_of(reel.run)
             own = {key: drafts[key] for key in requests.values() if key in drafts}
             name = self.training.learner.name
-            # an answer that a schema has constrained is no draft
+            # an answer under a schema has no draft, so its run is repeated
             known = all(requests[call.id] in own for call in reel.run.calls if call.model == name)
             if not (known and all(each.whole for each in own.values())):
                 await self._run_again(reel, version, own)

@@ -35,8 +35,8 @@ def film_episodes(
     were sampled with. `held_out_tasks`: number of held-out tasks. `seed`: base of all seeds (None:
     the training's).
 
-    The seed of a task that is no rollout depends on its prompt alone, so a film of one task shows
-    the same runs as a film of many.
+    Seeds of rollouts are the recorded ones. All other seeds depend on the prompt alone, so a film of
+    one task shows the same runs as a film of many.
 
     Raises `RunError` for a thread that is missing or is no rollout of the training.
     """

@@ -53,7 +53,7 @@ class ForeignSpan:
     agent: str = ""
     """Name of the LangChain agent around it."""
     agent_span: str = ""
-    """Id of the nearest span of an agent around it; empty if there is none."""
+    """Id of the nearest enclosing agent span (empty without one)."""
     session: str = ""
     """Id of the conversation that the trace is a part of."""
 

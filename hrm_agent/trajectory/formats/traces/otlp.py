@@ -80,7 +80,7 @@ class Span:
 
 
 def is_protobuf(head: bytes) -> bool:
-    """True if a file with this beginning is no text: JSON has no control characters."""
+    """True if a file begins with control characters, which JSON never has."""
     return any(byte < 32 and byte not in b"\t\n\r" for byte in head)
 
 
@@ -218,7 +218,7 @@ def _value(value: Any, place: str) -> Any:
             case "intValue":
                 text = str(one)
                 if not _WHOLE.fullmatch(text):
-                    refused(place, "attributes", f"{text[:40]!r} is no whole number")
+                    refused(place, "attributes", f"{text[:40]!r} is not an integer")
                 return int(text)
             case "arrayValue":
                 return [_value(each, place) for each in elements(mapping(one).get("values"))]

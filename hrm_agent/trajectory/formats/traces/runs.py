@@ -275,7 +275,8 @@ def _add_tools(trace: _Trace) -> None:
         space = span.checkpoint_ns
         task = task_of_namespace(space) if space else ""
         if not task or tool_record_id(run.assembly.id, task, id_ or span.id) in taken:
-            task, space = f"tool-{span.id}", ""
+            task = f"tool-{span.id}"
+            space = ""
         taken.add(tool_record_id(run.assembly.id, task, id_ or span.id))
         ended = max(span.started_at, span.ended_at or span.started_at)
         run.tool_result(
@@ -405,13 +406,16 @@ def _end_of(trace: _Trace, root: ForeignSpan) -> TurnEnd:
         stop = StopReason(reason) if reason in {one.value for one in StopReason} else None
         told = root.error or ("failed" if found is RunStatus.FAILED else None)
     elif root.error is not None:
-        found, stop = RunStatus.FAILED, StopReason.ERROR
+        found = RunStatus.FAILED
+        stop = StopReason.ERROR
         told = _failure(root)
     elif root.ended_at is None:
         trace.missing[_END] += 1
-        found, stop = RunStatus.ABORTED, StopReason.ABORTED
+        found = RunStatus.ABORTED
+        stop = StopReason.ABORTED
     else:
-        found, stop = RunStatus.COMPLETED, StopReason.ANSWER
+        found = RunStatus.COMPLETED
+        stop = StopReason.ANSWER
     return TurnEnd(status=found, stop_reason=stop, error=told, answer=answer)
 
 

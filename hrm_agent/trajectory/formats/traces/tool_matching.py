@@ -186,7 +186,9 @@ class _Unmatched:
 
     def newest(self, span: ForeignSpan) -> AskedTool | None:
         """Newest call with the id of a span, if possible of its agent and with its arguments."""
-        id_, name, scope = span.tool_call_id, span.name, _scope(span)
+        id_ = span.tool_call_id
+        name = span.name
+        scope = _scope(span)
         given = _given(span)
         for key in (
             ("id", id_, name, scope, given),

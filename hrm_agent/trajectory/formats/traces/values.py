@@ -77,7 +77,7 @@ def at(tree: Any, path: str) -> Any:
 
 
 def text_at(tree: Tree, *paths: str) -> str:
-    """First text at one of the paths; empty if there is none."""
+    """First text at one of the paths (empty if all are missing)."""
     for path in paths:
         value = at(tree, path)
         if isinstance(value, dict):
@@ -158,5 +158,5 @@ def seconds(value: Any, place: str, name: str) -> float | None:
         except (ValueError, OverflowError):
             moment = None
     if moment is None or not 0 <= moment < _LAST_SECOND:
-        refused(place, name, f"{str(value)[:60]!r} is no time from 1970 to 9999")
+        refused(place, name, f"{str(value)[:60]!r} is not a time from 1970 to 9999")
     return moment
