@@ -84,7 +84,7 @@ def test_what_is_refused(row: Row, told: str | None, tmp_path: Path) -> None:
     [
         ({"id": "x" * 999}, "id: an id of at most"),
         ({"parent_run_id": "a"}, "its own ancestor"),
-        ({"start_time": "soon"}, "'soon' is no time"),
+        ({"start_time": "soon"}, "'soon' is not a time"),
         ({"parent_run_id": "b", "trace_id": None}, "needs a trace_id"),
     ],
 )
