@@ -1,0 +1,46 @@
+"""Serves an environment on a socket of the parent process, in the environment's own interpreter.
+
+    python serve.py openenv MODULE:ATTRIBUTE DESCRIPTOR
+    python serve.py verifiers '{"taskset": NAME, "arguments": {...}}' DESCRIPTOR
+
+It ends when the parent does, which it sees by the end of its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from importlib import import_module
+from typing import Any
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1024):
+        pass
+    # tool servers that the environment has started are in this group
+    os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve until the parent ends."""
+    kind, what, descriptor = sys.argv[1:4]
+    os.set_inheritable(int(descriptor), False)
+    listener = socket.socket(fileno=int(descriptor))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if kind == "verifiers":
+        import_module("verifiers_bridge").serve(what, listener)
+        return
+    sys.path.insert(0, os.getcwd())
+    module, _, attribute = what.partition(":")
+    app = getattr(import_module(module), attribute or "app")
+    uvicorn: Any = import_module("uvicorn")
+    # uvicorn's own threads and signals stay as they are in the main thread
+    config = uvicorn.Config(app, log_level="warning", ws_max_size=4 * 1024 * 1024)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()
