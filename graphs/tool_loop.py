@@ -11,6 +11,10 @@ the role and not to the conversation. In a conversation each turn has the whole 
 cannot call tools writes its code in fenced blocks (`Budget.tool_format`), and gets the results as a
 human message.
 
+A task may have an environment of its own (`hrm_agent.tools.task_environments`). Its tools are then
+offered in place of the Python tool, without a system turn of ours, and the loop ends when the
+episode is over. In an environment that takes answers, an answer without a tool call is an act, too.
+
 No node reads a clock: the durations of model and tool calls are in their messages, so that a replay
 decides as the run did. Functions that take no time are async, too, since LangGraph would run a
 plain function in a thread.
@@ -32,6 +36,7 @@ from langgraph.runtime import Runtime
 # before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
+from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
 from hrm_agent.graphs.parts.compaction import (
     SUMMARY,
@@ -52,14 +57,16 @@ from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
 from hrm_agent.models import policy
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.tools.fenced import RESULTS, fenced_calls, run_fenced_blocks
+from hrm_agent.tools.task_environments.play import OBSERVED, TaskEnvironment, play, takes_replies
+from hrm_agent.trajectory import StopReason
 
 __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
 
 _SENT_BACK = "-unread"
 """Suffix of the id of the human message by which the loop sends an answer back."""
-_OWN = (_SENT_BACK, RESULTS, SUMMARY)
-"""Suffixes of the ids of human messages that the loop writes, not a person."""
+_OWN = (_SENT_BACK, RESULTS, SUMMARY, OBSERVED)
+"""Suffixes of the ids of human messages that the loop or an environment writes, not a person."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,8 @@ class LoopState(TypedDict):
     """`StopReason` as plain text (None while the loop continues)."""
     variables: NotRequired[dict[str, Any]]
     """JSON values by name with which the session can begin: `data`, if the task has data."""
+    environment: NotRequired[TaskEnvironment | None]
+    """Environment that the task is played in (None: the tool is Python)."""
 
 
 def build_tool_loop(
@@ -136,6 +145,11 @@ def build_tool_loop(
     ) -> AIMessage:
         left = budget.max_tokens - sampled_tokens(_newest_turn(state["messages"]))
         model = policy(model=budget.model, temperature=budget.temperature, budget=left)
+        if (environment := state.get("environment")) is not None:
+            _refuse_fenced(budget)
+            sent = compacted(state["messages"], _OWN)
+            offered = model.bind_tools(environment["tools"]) if environment["tools"] else model
+            return await offered.ainvoke(sent if request is None else with_request(sent, request))
         fenced = budget.tool_format == "fenced"
         system = SystemMessage(
             loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget))
@@ -149,12 +163,23 @@ def build_tool_loop(
         budget = runtime.context or Budget()
         answer = await ask(state, budget)
         turn = [*_newest_turn(state["messages"]), answer]
-        stop = loop_stop(turn, budget, final=not _asks(answer, budget) and not unread(turn))
+        acts = takes_replies(state.get("environment"))
+        final = acts or (not _asks(answer, budget) and not unread(turn))
+        stop = loop_stop(turn, budget, final=final)
+        if acts and stop is StopReason.ANSWER:  # other limits count after the act
+            stop = None
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         answer = last_answer(state["messages"])
         budget = runtime.context or Budget()
+        if (environment := state.get("environment")) is not None:
+            played = await play(answer, environment, get_config())
+            stop = StopReason.ANSWER if played.over else None
+            if stop is None and takes_replies(environment):
+                turn = [*_newest_turn(state["messages"]), *played.messages]
+                stop = loop_stop(turn, budget, final=False)
+            return {"messages": played.messages, "stop_reason": stop and stop.value}
         tool = python.model_copy(update={"variables": _variables(state, budget)})
         if budget.tool_format == "fenced":
             return {"messages": [await run_fenced_blocks(answer, tool, get_config())]}
@@ -182,7 +207,7 @@ def build_tool_loop(
         "reason", _after_reason, ["tools", END, *(["remind"] if complaint else [])]
     )
     builder.add_node("compact", compact)
-    builder.add_conditional_edges("tools", _after_tools, ["compact", "reason"])
+    builder.add_conditional_edges("tools", _after_tools, ["compact", "reason", END])
     builder.add_conditional_edges("compact", _after_compact, ["reason", END])
     return builder.compile()
 
@@ -190,12 +215,16 @@ def build_tool_loop(
 async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
     if state.get("stop_reason"):
         return END
+    if takes_replies(state.get("environment")):
+        return "tools"
     return (
         "tools" if _asks(last_answer(state["messages"]), runtime.context or Budget()) else "remind"
     )
 
 
 async def _after_tools(state: LoopState, runtime: Runtime[Budget]) -> str:
+    if state.get("stop_reason"):
+        return END
     budget = runtime.context or Budget()
     answers = sum(isinstance(each, AIMessage) for each in _newest_turn(state["messages"]))
     # the budget needs room for the summary and for an answer after it
@@ -219,6 +248,14 @@ def _asks(answer: AIMessage, budget: Budget) -> bool:
         if budget.tool_format == "fenced"
         else calls_tools(answer)
     )
+
+
+def _refuse_fenced(budget: Budget) -> None:
+    if budget.tool_format == "fenced":
+        raise ConfigError(
+            "tool_format is fenced, and the task's environment is no Python tool.",
+            "Leave tool_format out. An environment whose acts are answers needs no tool calls.",
+        )
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:

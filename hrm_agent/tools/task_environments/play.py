@@ -116,9 +116,7 @@ def takes_replies(environment: TaskEnvironment | None) -> bool:
     return environment is not None and parse_source(environment["source"]).takes_replies
 
 
-async def play(
-    answer: AIMessage, environment: TaskEnvironment, config: RunnableConfig
-) -> Played:
+async def play(answer: AIMessage, environment: TaskEnvironment, config: RunnableConfig) -> Played:
     """Send what an answer does to the environment, act by act, until one ends the episode."""
     source = parse_source(environment["source"])
     act = _Act(environment, config)
@@ -152,11 +150,19 @@ async def play(
 async def _play_answer(answer: AIMessage, act: _Act, *, bridged: bool) -> Played:
     """Send a whole answer. Its first tool call has the record of the act, else a call `reply`."""
     calls = [
-        {"id": str(call["id"] or place), "name": call["name"], "arguments": json.dumps(call["args"])}
+        {
+            "id": str(call["id"] or place),
+            "name": call["name"],
+            "arguments": json.dumps(call["args"]),
+        }
         for place, call in enumerate(answer.tool_calls)
     ]
     calls += [
-        {"id": str(call.get("id")), "name": call.get("name") or "", "arguments": call.get("args") or ""}
+        {
+            "id": str(call.get("id")),
+            "name": call.get("name") or "",
+            "arguments": call.get("args") or "",
+        }
         for call in invalid_tool_calls(answer)
     ]
     action: dict[str, Any] = (
@@ -166,15 +172,22 @@ async def _play_answer(answer: AIMessage, act: _Act, *, bridged: bool) -> Played
     )
     if not calls or not bridged:
         own = f"{REPLY}-{recorded_call_id(answer) or answer.id}"
-        record = await act.take(own, REPLY, {"text": answer.text}, action, "")
-        return _said(answer, record)
+        refusals: list[AnyMessage] = []
+        for call in calls:  # a chat template needs an answer to each
+            refused = "This environment has no tools: the text of an answer is the action."
+            record = await act.take(call["id"], call["name"], _arguments(call), {}, refused)
+            refusals.append(as_message(record))
+        played = _said(answer, await act.take(own, REPLY, {"text": answer.text}, action, ""))
+        return Played([*refusals, *played.messages], played.over)
     first, *others = calls
     record = await act.take(first["id"], first["name"], _arguments(first), action, "")
     told: list[AnyMessage] = [as_message(record)]
     for call in others:
         told.append(as_message(await act.follow(record, call)))
     played = _said(answer, record)
-    return Played([*told, *(m for m in played.messages if isinstance(m, HumanMessage))], played.over)
+    return Played(
+        [*told, *(m for m in played.messages if isinstance(m, HumanMessage))], played.over
+    )
 
 
 def _said(answer: AIMessage, record: ToolCall) -> Played:
@@ -288,9 +301,7 @@ class _Act:
         except EnvironmentFault as error:
             await _drop(episode)
             output = {_ACT: {"lost": str(error)}}
-            return ToolOutcome(
-                ToolStatus.INFRASTRUCTURE, _LOST, output=output, stderr=str(error)
-            )
+            return ToolOutcome(ToolStatus.INFRASTRUCTURE, _LOST, output=output, stderr=str(error))
         except BaseException:  # what the environment has done is unknown
             await _drop(episode)
             raise
@@ -379,11 +390,12 @@ def digest_of(seen: Observed) -> str:
 def last_act(trajectory: Trajectory) -> Mapping[str, Any] | None:
     """Newest act of a run, as it was recorded (None if it has none)."""
     acts = [
-        (call.output or {})[_ACT]
+        call
         for call in trajectory.tool_calls
-        if call.status is not None and _ACT in (call.output or {})
+        if call.ended_at is not None and _ACT in (call.output or {})
     ]
-    return acts[-1] if acts else None
+    newest = max(acts, key=lambda call: call.ended_at or 0.0, default=None)
+    return None if newest is None else (newest.output or {})[_ACT]
 
 
 async def _drop(episode: _Episode) -> None:

@@ -125,7 +125,9 @@ def _refuse(text: str, source: EnvironmentSource) -> None:
     except ValueError:
         parts, valid = None, False
     if not valid or parts is None:
-        raise TaskError(f"{text}: the URL has no host, or no valid port.", "Write http://HOST:PORT.")
+        raise TaskError(
+            f"{text}: the URL has no host, or no valid port.", "Write http://HOST:PORT."
+        )
     if parts.username or parts.password or parts.fragment:
         raise TaskError(
             f"The URL of an environment on {parts.hostname} holds a password or a fragment, and"

@@ -141,7 +141,9 @@ class WireSession:
         error = observation.get("error") if self._tools_by_mcp else None
         if isinstance(error, Mapping):
             _raise_tool_error(cast("Mapping[str, Any]", error))
-        text, failed = _tool_text(observation) if self._tools_by_mcp else (_text(observation), False)
+        text, failed = (
+            _tool_text(observation) if self._tools_by_mcp else (_text(observation), False)
+        )
         message = {"role": "tool", "tool_call_id": action["id"], "content": text}
         return Observed((message,), _reward(answer), _done(answer), failed=failed)
 
@@ -166,9 +168,7 @@ class WireSession:
         aiohttp = _library()
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(_refuse_redirect)
-        timeout = aiohttp.ClientTimeout(
-            total=self._source.seconds, sock_connect=SECONDS_TO_CONNECT
-        )
+        timeout = aiohttp.ClientTimeout(total=self._source.seconds, sock_connect=SECONDS_TO_CONNECT)
         self._client = aiohttp.ClientSession(timeout=timeout, trace_configs=[trace])
         try:
             self._socket = await self._client.ws_connect(
@@ -379,7 +379,9 @@ def _text(observation: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    text = (
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    )
     return _bounded(text)
 
 

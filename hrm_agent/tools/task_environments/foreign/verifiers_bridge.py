@@ -182,7 +182,9 @@ def _register_harness() -> None:
                 messages.append({"role": "user", "content": prompt})
             else:
                 messages += [wire.message_to_wire(message) for message in prompt or ()]
-            servers = {n: {"url": u, "timeout": self.config.tool_timeout} for n, u in mcp_urls.items()}
+            servers = {
+                n: {"url": u, "timeout": self.config.tool_timeout} for n, u in mcp_urls.items()
+            }
             headers = {"Authorization": f"Bearer {secret}"}
             async with (
                 contextlib.AsyncExitStack() as stack,
@@ -197,9 +199,7 @@ def _register_harness() -> None:
                         body["tools"] = schemas
                     response = await client.post(f"{endpoint}/chat/completions", json=body)
                     if response.status_code != 200:
-                        return v1.ProgramResult(
-                            exit_code=1, stdout="", stderr=response.text[:2000]
-                        )
+                        return v1.ProgramResult(exit_code=1, stdout="", stderr=response.text[:2000])
                     message = response.json()["choices"][0]["message"]
                     messages.append({k: v for k, v in message.items() if v is not None})
                     if not message.get("tool_calls"):
@@ -221,15 +221,15 @@ def _register_harness() -> None:
     sys.modules[_HARNESS] = module
 
 
-async def _tool_result(function: dict[str, Any], tools: Any, dispatch: Any, connections: Any) -> Any:
+async def _tool_result(
+    function: dict[str, Any], tools: Any, dispatch: Any, connections: Any
+) -> Any:
     """Result of a call, with the library's own words for calls that cannot be run."""
     name = function["name"]
     try:
         arguments = json.loads(function["arguments"] or "{}")
     except ValueError as error:
-        return (
-            f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
-        )
+        return f"error: invalid JSON in tool arguments ({error}); resend the call with valid JSON"
     if not isinstance(arguments, dict):
         kind = type(arguments).__name__
         return f"error: tool arguments must be a JSON object, got {kind}; resend as an object"
