@@ -26,7 +26,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
 
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable
 from langgraph.config import get_config
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -145,41 +147,25 @@ def build_tool_loop(
     ) -> AIMessage:
         left = budget.max_tokens - sampled_tokens(_newest_turn(state["messages"]))
         model = policy(model=budget.model, temperature=budget.temperature, budget=left)
-        if (environment := state.get("environment")) is not None:
-            _refuse_fenced(budget)
-            sent = compacted(state["messages"], _OWN)
-            offered = model.bind_tools(environment["tools"]) if environment["tools"] else model
-            return await offered.ainvoke(sent if request is None else with_request(sent, request))
-        fenced = budget.tool_format == "fenced"
-        system = SystemMessage(
-            loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget))
-        )
         sent = compacted(state["messages"], _OWN)
-        return await (model if fenced else model.bind_tools([python])).ainvoke(
-            [system, *(sent if request is None else with_request(sent, request))]
+        asked = sent if request is None else with_request(sent, request)
+        return await _offering(model, state, budget).ainvoke(
+            [*_system_turn(prompt, state, budget), *asked]
         )
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
         answer = await ask(state, budget)
         turn = [*_newest_turn(state["messages"]), answer]
-        acts = takes_replies(state.get("environment"))
-        final = acts or (not _asks(answer, budget) and not unread(turn))
-        stop = loop_stop(turn, budget, final=final)
-        if acts and stop is StopReason.ANSWER:  # other limits count after the act
-            stop = None
+        final = not _asks(answer, budget) and not unread(turn)
+        stop = _stop_before_act(state, turn, budget, final=final)
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         answer = last_answer(state["messages"])
         budget = runtime.context or Budget()
         if (environment := state.get("environment")) is not None:
-            played = await play(answer, environment, get_config())
-            stop = StopReason.ANSWER if played.over else None
-            if stop is None and takes_replies(environment):
-                turn = [*_newest_turn(state["messages"]), *played.messages]
-                stop = loop_stop(turn, budget, final=False)
-            return {"messages": played.messages, "stop_reason": stop and stop.value}
+            return await _played(state, environment, answer, budget)
         tool = python.model_copy(update={"variables": _variables(state, budget)})
         if budget.tool_format == "fenced":
             return {"messages": [await run_fenced_blocks(answer, tool, get_config())]}
@@ -250,12 +236,55 @@ def _asks(answer: AIMessage, budget: Budget) -> bool:
     )
 
 
-def _refuse_fenced(budget: Budget) -> None:
-    if budget.tool_format == "fenced":
+def _system_turn(prompt: str, state: LoopState, budget: Budget) -> list[SystemMessage]:
+    """System turn with `prompt`. In an environment it is the environment's own, if any."""
+    if state.get("environment") is not None:
+        return []
+    fenced = budget.tool_format == "fenced"
+    variables = _variables(state, budget)
+    return [SystemMessage(loop_system_turn(prompt, fenced=fenced, variables=variables))]
+
+
+def _offering(
+    model: Any, state: LoopState, budget: Budget
+) -> Runnable[LanguageModelInput, AIMessage]:
+    """Model with the tools that it is offered. Raises `ConfigError` for an environment and code in
+    fenced blocks.
+    """
+    fenced = budget.tool_format == "fenced"
+    environment = state.get("environment")
+    if environment is None:
+        return model if fenced else model.bind_tools([python])
+    if fenced:
         raise ConfigError(
             "tool_format is fenced, and the task's environment is no Python tool.",
             "Leave tool_format out. An environment whose acts are answers needs no tool calls.",
         )
+    return model.bind_tools(environment["tools"]) if environment["tools"] else model
+
+
+def _stop_before_act(
+    state: LoopState, turn: Sequence[AnyMessage], budget: Budget, *, final: bool
+) -> StopReason | None:
+    """Stop reason after an answer. If the answer is an act in an environment, other limits than
+    that of tokens count after the act.
+    """
+    if not takes_replies(state.get("environment")):
+        return loop_stop(turn, budget, final=final)
+    stop = loop_stop(turn, budget, final=True)
+    return None if stop is StopReason.ANSWER else stop
+
+
+async def _played(
+    state: LoopState, environment: TaskEnvironment, answer: AIMessage, budget: Budget
+) -> dict[str, Any]:
+    """Update by what an answer does in the environment."""
+    played = await play(answer, environment, get_config())
+    stop = StopReason.ANSWER if played.over else None
+    if stop is None and takes_replies(environment):
+        turn = [*_newest_turn(state["messages"]), *played.messages]
+        stop = loop_stop(turn, budget, final=False)
+    return {"messages": played.messages, "stop_reason": stop and stop.value}
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:

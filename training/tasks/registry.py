@@ -11,7 +11,7 @@
 | `hf:NAME_OR_FOLDER?config=NAME&split=NAME&...` | the rows of a data set of Hugging Face |
 | `arc_agi` | ARC-AGI-1: its training tasks, or its evaluation tasks, each test grid once, as published |
 | `reasoning_gym:NAME?parameter=value` | a generator of reasoning-gym |
-| `verifiers:NAME?argument=value` | the data set of an environment of the library verifiers, with its rubric; or rows of a v1 taskset |
+| `verifiers:NAME?argument=value` | an environment of the library verifiers, with its rubric or rewards |
 | `openenv:URL?...`, `openenv:PACKAGE?...` | episodes of an environment of OpenEnv |
 | `store:RUN?rubric=NAME` | the prompts of the runs of a store (`hrm_agent.training.tasks.stored`) |
 | `mix:WEIGHT*SPEC,WEIGHT*SPEC` | a mixture of families |

@@ -144,9 +144,9 @@ def load_verifiers(
 ) -> list[Task]:
     """Load at most `count` rows (None: all) of the environment `NAME?argument=value` as tasks.
 
-    Training takes the environment's data set. A taskset of the v1 interface is loaded if the query
-    names an interpreter (`python`), or if the installed library has no other interface. Evaluation takes the environment's data set for
-    evaluation (the same one if there is no other).
+    Training takes the environment's data set. Evaluation takes the environment's data set for
+    evaluation (the same one if there is no other). A taskset of the v1 interface is loaded if the
+    query names an interpreter (`python`), or if the installed library has no other interface.
     """
     if "python" in read_parameters(spec.partition("?")[2]) or _has_only_v1():
         return load_episodes(f"verifiers:{spec}", split=split, seed=seed, count=count)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict
 
@@ -182,8 +182,7 @@ async def _play_answer(answer: AIMessage, act: _Act, *, bridged: bool) -> Played
     first, *others = calls
     record = await act.take(first["id"], first["name"], _arguments(first), action, "")
     told: list[AnyMessage] = [as_message(record)]
-    for call in others:
-        told.append(as_message(await act.follow(record, call)))
+    told += [as_message(await act.follow(record, call)) for call in others]
     played = _said(answer, record)
     return Played(
         [*told, *(m for m in played.messages if isinstance(m, HumanMessage))], played.over

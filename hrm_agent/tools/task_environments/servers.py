@@ -131,14 +131,15 @@ def _close(key: tuple[int, str]) -> None:
 
 def _arguments(source: EnvironmentSource) -> list[str]:
     """Command that starts the server, without the descriptor of its socket."""
-    python = shutil.which(os.path.expanduser(source.python)) if source.python else sys.executable
+    named = str(Path(source.python).expanduser()) if source.python else sys.executable
+    python = shutil.which(named)
     if python is None:
         raise TaskError(
             f"There is no interpreter {source.python!r}.",
             "python=PATH names the python of the environment's own virtual environment.",
         )
     # the path is not resolved, since the link's place is what makes it a virtual environment
-    command = [os.path.abspath(python), str(_SCRIPT), source.kind]
+    command = [str(Path(python).absolute()), str(_SCRIPT), source.kind]
     if source.kind == "verifiers":
         return [*command, json.dumps({"taskset": source.place, "arguments": source.arguments})]
     folder = _folder(source)

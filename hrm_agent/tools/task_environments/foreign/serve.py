@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     if kind == "verifiers":
         import_module("verifiers_bridge").serve(what, listener)
         return
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, str(Path.cwd()))
     module, _, attribute = what.partition(":")
     app = getattr(import_module(module), attribute or "app")
     uvicorn: Any = import_module("uvicorn")

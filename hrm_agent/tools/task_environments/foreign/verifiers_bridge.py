@@ -329,5 +329,4 @@ def serve(what: str, listener: socket.socket) -> None:
     try:
         asyncio.run(_serve(what, listener))
     except _Refused as error:
-        print(f"This environment cannot be bridged: {error}.", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(f"This environment cannot be bridged: {error}.") from None
