@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import TaskError
-from hrm_agent.tools.task_environments.play import TaskEnvironment, digest_of, last_act
+from hrm_agent.tools.task_environments.play import TaskEnvironment, acts_of, digest_of
 from hrm_agent.tools.task_environments.sessions import OpenSession, background
 from hrm_agent.tools.task_environments.source import EnvironmentSource, parse_source
 from hrm_agent.tools.task_environments.wire import ActRefusedError, EnvironmentFault, Observed
@@ -49,7 +49,7 @@ class EpisodeReturn:
         """
         if lost_tool_calls(trajectory):
             return None
-        act = last_act(trajectory)
+        act = next(reversed(acts_of(trajectory)), None)
         if self.source.kind == "verifiers" and (act is None or not act["done"]):
             return {"correct": 0.0}
         total = 0.0 if act is None else float(act["total"])

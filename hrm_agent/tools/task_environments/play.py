@@ -50,9 +50,9 @@ __all__ = [
     "OBSERVED",
     "Played",
     "TaskEnvironment",
+    "acts_of",
     "digest_of",
     "end_episodes",
-    "last_act",
     "play",
     "takes_replies",
 ]
@@ -386,15 +386,16 @@ def digest_of(seen: Observed) -> str:
     return content_hash("observed", list(seen.messages), list(seen.tools), seen.reward, seen.done)
 
 
-def last_act(trajectory: Trajectory) -> Mapping[str, Any] | None:
-    """Newest act of a run, as it was recorded (None if it has none)."""
+def acts_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
+    """Acts of a run in the order in which they ended, as they were recorded: what was sent,
+    messages, reward, done, and the sum of the rewards so far.
+    """
     acts = [
         call
         for call in trajectory.tool_calls
         if call.ended_at is not None and _ACT in (call.output or {})
     ]
-    newest = max(acts, key=lambda call: call.ended_at or 0.0, default=None)
-    return None if newest is None else (newest.output or {})[_ACT]
+    return [(call.output or {})[_ACT] for call in sorted(acts, key=lambda call: call.ended_at or 0)]
 
 
 async def _drop(episode: _Episode) -> None:

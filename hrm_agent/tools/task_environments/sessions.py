@@ -75,7 +75,7 @@ class OpenSession:
         while True:
             try:
                 seen = await self._begin(arguments)
-                self._total = seen.reward
+                self._total = seen.reward or None  # 0 is a default, not a reward
                 return seen
             except AtCapacityError as error:
                 places, most = self._places, error.most
