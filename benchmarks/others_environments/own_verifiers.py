@@ -23,7 +23,7 @@ ANSWERS: dict[str, list[dict[str, Any]]] = {}
 class Endpoint(BaseHTTPRequestHandler):
     """Model endpoint whose answers are given."""
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it
         """Write no log."""
 
     def do_POST(self) -> None:

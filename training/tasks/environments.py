@@ -22,10 +22,16 @@ from hrm_agent.tools.task_environments.play import TaskEnvironment, acts_of, dig
 from hrm_agent.tools.task_environments.sessions import OpenSession, background
 from hrm_agent.tools.task_environments.source import EnvironmentSource, parse_source
 from hrm_agent.tools.task_environments.wire import ActRefusedError, EnvironmentFault, Observed
-from hrm_agent.training.rollout.eligibility import lost_tool_calls
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.items import tasks_of_items
-from hrm_agent.trajectory import TASK_INPUTS, TaskRef, Trajectory, content_hash, derive_seed
+from hrm_agent.trajectory import (
+    TASK_INPUTS,
+    TaskRef,
+    ToolStatus,
+    Trajectory,
+    content_hash,
+    derive_seed,
+)
 
 __all__ = ["EpisodeReturn", "load_episodes", "load_openenv", "played_source"]
 
@@ -47,7 +53,7 @@ class EpisodeReturn:
 
         verifiers scores at the end, so that an episode that was cut short has the reward 0.
         """
-        if lost_tool_calls(trajectory):
+        if any(call.status is ToolStatus.INFRASTRUCTURE for call in trajectory.own_tool_calls):
             return None
         act = next(reversed(acts_of(trajectory)), None)
         if self.source.kind == "verifiers" and (act is None or not act["done"]):

@@ -12,13 +12,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from hrm_agent.basics.strict_json import from_json
 from hrm_agent.errors import HrmError, to_install
 from hrm_agent.tools.task_environments.source import EnvironmentSource
 
-__all__ = ["ActRefusedError", "AtCapacityError", "EnvironmentFault", "Observed", "Session"]
+__all__ = ["ActRefusedError", "AtCapacityError", "EnvironmentFault", "Observed", "WireSession"]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Maximum size in bytes of a message of a server."""
@@ -68,26 +68,6 @@ class Observed:
     """Rewards by name, where an environment has several."""
     failed: bool = False
     """True if the tool itself reports an error."""
-
-
-class Session(Protocol):
-    """Session with an environment."""
-
-    async def reset(self, arguments: Mapping[str, Any]) -> Observed:
-        """Begin an episode."""
-        ...
-
-    async def act(self, action: Mapping[str, Any]) -> Observed:
-        """Take an action. Raises `ActRefusedError` for an invalid one."""
-        ...
-
-    async def count(self) -> int | None:
-        """Number of tasks (None: endless)."""
-        ...
-
-    async def close(self) -> None:
-        """End the session."""
-        ...
 
 
 class WireSession:

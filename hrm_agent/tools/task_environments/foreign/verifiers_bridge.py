@@ -38,7 +38,7 @@ class _Refused(Exception):
     """Environment that cannot be bridged, with the reason."""
 
 
-class Episode:
+class BridgedEpisode:
     """Running episode of a session."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Bridge:
         self._client = clients.EvalClientConfig(base_url=endpoint, api_key_var=_KEY_VARIABLE)
         self._tasks: list[Any] = []
         self._rest = iter(self.environment.taskset)
-        self.episodes: dict[str, Episode] = {}
+        self.episodes: dict[str, BridgedEpisode] = {}
 
     def count(self) -> int | None:
         """Number of tasks (None: endless)."""
@@ -123,9 +123,9 @@ class Bridge:
             raise ValueError(f"there is no task {index}")
         return self._tasks[index]
 
-    def begin(self, name: str, index: int) -> Episode:
+    def begin(self, name: str, index: int) -> BridgedEpisode:
         """Start an episode."""
-        episode = self.episodes[name] = Episode()
+        episode = self.episodes[name] = BridgedEpisode()
         task = self._task(index)
 
         async def run() -> None:
