@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from hrm_agent.errors import TaskError
-from hrm_agent.tools.task_environments.play import TaskEnvironment, acts_of, digest_of
+from hrm_agent.tools.task_environments.play import (
+    TaskEnvironment,
+    acts_of,
+    allow_environment,
+    digest_of,
+)
 from hrm_agent.tools.task_environments.sessions import OpenSession, background
 from hrm_agent.tools.task_environments.source import EnvironmentSource, parse_source
 from hrm_agent.tools.task_environments.wire import ActRefusedError, EnvironmentFault, Observed
@@ -94,6 +99,7 @@ def load_episodes(
             f"The tasks of {text} cannot be loaded: {str(error).rstrip('.')}.",
             "docs/tasks.md shows how its server is started or named.",
         ) from error
+    allow_environment(text)
     family = f"{source.kind}:{shown or text.partition(':')[2]}"
     tasks = [_task(text, source, arguments, seen) for arguments, seen in begun]
     return tasks_of_items(family, tasks, {"split": split, "seed": seed, "count": count})

@@ -8,12 +8,17 @@ An episode is one session with the environment. If the session is gone (after a 
 another branch of a run), a new one is begun with the same arguments, and the recorded acts are
 sent again. Each response must equal the recorded one. If one differs, the environment does not
 repeat itself, and the run ends as a fault of the infrastructure.
+
+A record may come from anyone, and its environment names a program to start, or a server to ask. So
+an environment is played only if this process has loaded its tasks (`allow_environment`), or if
+`HRM_AGENT_TASK_ENVIRONMENT` names it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +31,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict
 
+from hrm_agent.errors import RunError
 from hrm_agent.models import invalid_tool_calls
 from hrm_agent.models.call_recording import recorded_call_id
 from hrm_agent.tools.record_call import ToolOutcome, as_message, record_tool_call
@@ -51,6 +57,7 @@ __all__ = [
     "Played",
     "TaskEnvironment",
     "acts_of",
+    "allow_environment",
     "digest_of",
     "end_episodes",
     "play",
@@ -65,6 +72,9 @@ _ACT = "environment_act"
 """Key in the output of a recorded call that is an act."""
 _LOST = "The environment failed; the policy is not to blame."
 SECONDS_TO_END = 5.0
+ALLOWING = "HRM_AGENT_TASK_ENVIRONMENT"
+"""Environment variable that names an environment that records may name."""
+_allowed: set[str] = set()
 
 
 class TaskEnvironment(TypedDict):
@@ -109,6 +119,11 @@ class _Episodes:
 
 _episodes: WeakKeyDictionary[Recording, _Episodes] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def allow_environment(text: str) -> None:
+    """Allow runs of this process to play in an environment, since a user has named it."""
+    _allowed.add(text)
 
 
 def takes_replies(environment: TaskEnvironment | None) -> bool:
@@ -308,7 +323,15 @@ class _Act:
     async def _begin_again(self, episode: _Episode, before: Sequence[ToolCall]) -> None:
         """Begin the episode in a new session, and send the recorded acts again."""
         await _drop(episode)
-        session = OpenSession(parse_source(self._environment["source"]))
+        named = self._environment["source"]
+        if named not in _allowed and os.environ.get(ALLOWING) != named:
+            raise RunError(
+                f"The run is played in {named!r}, which its record names and no option of this"
+                " command.",
+                f"It starts a program or asks a server. If you trust it, set {ALLOWING} to this"
+                " text.",
+            )
+        session = OpenSession(parse_source(named))
         episode.session, episode.acts = session, ()
         seen = await on_loop(session.reset(self._environment["arguments"]))
         if digest_of(seen) != self._environment["begin"]:

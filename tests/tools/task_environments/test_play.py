@@ -14,11 +14,12 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from hrm_agent.environment import LocalEnvironment
-from hrm_agent.errors import ModelError, TaskError
+from hrm_agent.errors import ModelError, RunError, TaskError
 from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.replay.player import replay_async
 from hrm_agent.store import RunStore
+from hrm_agent.tools.task_environments import play as task_play
 from hrm_agent.training.rollout.eligibility import fault_of
 from hrm_agent.training.rollout.rollout import group_episodes
 from hrm_agent.training.tasks import load_tasks
@@ -131,6 +132,21 @@ async def test_a_killed_run_repeats_its_acts_and_goes_on(
     assert len(first) == 2 and server.acts[2:4] == first  # sent again, in a session of its own
     assert done.rewards["correct"] == 1.0
     assert len(done.tool_calls) == len(server.acts) - 2
+
+
+async def test_a_record_alone_starts_no_environment(
+    store: RunStore, environment: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(GuessServer()) as server:
+        (episode,) = episodes(server)
+        begun = server.opened
+        monkeypatch.setattr(task_play, "_allowed", set[str]())
+        with pytest.raises(RunError, match="its record names"):
+            await run(store, environment, bisecting("step"), episode)
+        assert server.opened == begun
+        monkeypatch.setenv("HRM_AGENT_TASK_ENVIRONMENT", f"openenv:{server.url}")
+        done = await run(store, environment, bisecting("step"), episode)
+    assert done.rewards["correct"] == 1.0
 
 
 async def test_an_environment_that_does_not_repeat_itself_is_a_fault(
