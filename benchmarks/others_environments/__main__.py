@@ -80,7 +80,7 @@ def worlds(options: argparse.Namespace, folder: Path) -> list[World]:
         os.environ["DIPG_DATASET_PATH"] = str(medical_cases(folder / "cases.jsonl"))
         spec = f"openenv:med_safety_gym?python={options.dipg}&app=med_safety_gym.app:app"
         spec += "&reply=llm_response&low=-200&high=200"
-        found.append(World("medical", "openenv-dipg-safety", spec, verdicts))
+        found.append(World("medical", "openenv-dipg-safety", spec, verdicts, alike=True))
     if options.verifiers:
         os.environ["PATH"] = f"{Path(options.verifiers).parent}{os.pathsep}{os.environ['PATH']}"
         os.environ["NLTK_DATA"] = str(word_list(folder / "nltk_data"))
@@ -98,14 +98,15 @@ def script_of(world: World, stop_at: int | None = None, kill: bool = False) -> A
     the model fails. `kill`: kill the server before the second answer.
     """
 
-    def script(messages: Sequence[BaseMessage]) -> str:
+    def script(messages: Sequence[BaseMessage], seed: int | None) -> str:
         number = sum(isinstance(message, AIMessage) for message in messages)
         if number == stop_at:
             raise ModelError("The model is gone.")
         if kill and number == 1:
             end_servers()
         said = [message.text for message in messages]
-        return world.answers(random.Random(content_hash(world.name, said)), messages)
+        known = content_hash(world.name, said, seed if world.alike else 0)
+        return world.answers(random.Random(known), messages)
 
     return script
 
@@ -128,7 +129,13 @@ async def played(
 ) -> list[Trajectory]:
     """Trajectories of episodes."""
     environment = LocalEnvironment(slots=1)
-    with open_store(folder / "store.db") as store, ScriptedEngine(script) as engine:
+    engine: ScriptedEngine
+
+    def asked(messages: Sequence[BaseMessage]) -> str:
+        # the newest request is the asked one if episodes run one by one
+        return script(messages, engine.requests[-1].sampling.seed)
+
+    with open_store(folder / "store.db") as store, ScriptedEngine(asked) as engine:
         runner = EpisodeRunner(store, engine, "scripted", environment)
         try:
             return await runner.run_all(episodes, concurrency=concurrency)
@@ -143,8 +150,8 @@ def drawn(world: World, count: int, stage: str) -> list[Episode]:
     return group_episodes(
         tasks,
         samples,
-        run_id=world.name,
-        stage=stage,
+        run_id=f"{world.name}-{stage}",
+        stage="trial",
         seed=0,
         graph="tool_loop",
         context={"max_turns": 30},
@@ -156,7 +163,8 @@ def measured(world: World, count: int, folder: Path, own: bool) -> Row:
     began = time.perf_counter()
     episodes = drawn(world, count, "whole")
     loaded = time.perf_counter() - began
-    done = asyncio.run(played(folder, script_of(world), episodes))
+    at_a_time = 1 if world.alike else 4
+    done = asyncio.run(played(folder, script_of(world), episodes, at_a_time))
     seconds = max(each.ended_at or 0 for each in done) - min(each.started_at for each in done)
     returns = [each.rewards.get("environment_return") for each in done]
     row: Row = {
@@ -177,7 +185,7 @@ def measured(world: World, count: int, folder: Path, own: bool) -> Row:
             asyncio.run(played(folder, script_of(world, stop_at=1), [episode]))
         except ModelError:
             continue
-    again = asyncio.run(played(folder, script_of(world), stopped))
+    again = asyncio.run(played(folder, script_of(world), stopped, at_a_time))
     row["resumed_equal"] = sum(
         a.rewards == b.rewards and heard(a) == heard(b) for a, b in zip(done, again, strict=True)
     )

@@ -29,6 +29,11 @@ class Endpoint(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a chat request by the next answer of its episode."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if not ANSWERS[body["model"]]:  # the recorded run was cut short here
+            self.send_response(400)
+            self.send_header("content-length", "0")
+            self.end_headers()
+            return
         message = ANSWERS[body["model"]].pop(0)
         said: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
         calls = [

@@ -91,6 +91,8 @@ class World:
     """Text of `--tasks`."""
     answers: Answers
     """Answers of the policy, from random numbers and the conversation."""
+    alike: bool = False
+    """True if all its episodes begin alike. Their answers then differ by the seeds of the calls."""
 
 
 def sums_taskset(folder: Path) -> Path:
@@ -136,8 +138,9 @@ def word_list(folder: Path) -> Path:
 
 
 def letters(draw: random.Random, messages: Sequence[BaseMessage]) -> str:
-    """Guess of a letter, as Hangman takes it."""
-    return f"[{draw.choice(string.ascii_lowercase)}]"
+    """Guess of a new letter, as Hangman takes it."""
+    said = {message.text for message in messages}
+    return draw.choice([f"[{one}]" for one in string.ascii_lowercase if f"[{one}]" not in said])
 
 
 def texts(draw: random.Random, messages: Sequence[BaseMessage]) -> str:

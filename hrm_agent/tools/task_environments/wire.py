@@ -86,7 +86,9 @@ class WireSession:
         if self._socket is None:
             await self._connect()
         bridged = self._source.kind == "verifiers"
-        schema = {} if bridged or self._source.reply else await self._action_schema()
+        schema = {} if bridged else await self._action_schema()
+        if self._source.reply:
+            await self._refuse_other_field(schema)
         self._tools_by_mcp = schema.get("title") in _MCP
         answer = await self._ask("reset", dict(arguments))
         if bridged:
@@ -182,6 +184,17 @@ class WireSession:
             await self.close()
             raise EnvironmentFault(f"{self._base}/schema has no schema of actions.")
         return cast("dict[str, Any]", schema)
+
+    async def _refuse_other_field(self, schema: Mapping[str, Any]) -> None:
+        """Raise `EnvironmentFault` if an action is not the one field that takes answers."""
+        fields, needed = _object(schema.get("properties") or {}), schema.get("required") or []
+        name = self._source.reply
+        if name not in fields or set(needed) - {name}:
+            await self.close()
+            known = ", ".join(each for each in fields if each != "metadata") or "none"
+            raise EnvironmentFault(
+                f"reply={name} is not the one field that an action needs. Its fields: {known}."
+            )
 
     async def _tools(self, schema: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         if not self._tools_by_mcp:

@@ -250,6 +250,8 @@ def test_tasks_that_cannot_be_played_are_refused() -> None:
             load(f"openenv:{server.url}")
         with pytest.raises(TaskError, match="no list of tasks"):
             load(f"openenv:{server.url}", None)
+        with pytest.raises(TaskError, match="reply=word is not the one field"):
+            load(f"openenv:{server.url}?reply=word")
         server.redirect = f"{server.url}/elsewhere"
         with pytest.raises(TaskError, match="elsewhere"):
             load(f"openenv:{server.url}")
