@@ -30,6 +30,7 @@ __all__ = ["last_words", "server_url"]
 _SCRIPT = Path(__file__).parent / "foreign" / "serve.py"
 _MOST_STARTS = 4
 """Maximum number of times that a server is started. One that keeps ending is a fault."""
+SECONDS_TO_END = 3.0
 _SHOWN = 400
 _PRIVATE = "HRM_AGENT_"
 """Prefix of environment variables that a server does not get: tokens and keys of this project."""
@@ -84,9 +85,14 @@ class _Server:
         return "it said nothing"
 
     def close(self) -> None:
-        if self._process is not None:
-            signal_group(self._process.pid)
-            self._process.wait()
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()  # it then ends with all processes that it has started
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
+            signal_group(process.pid)
+            process.wait()
         self._log.close()
 
 

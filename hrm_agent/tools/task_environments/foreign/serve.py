@@ -8,6 +8,7 @@ It ends when the parent does, which it sees by the end of its standard input.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,8 +22,28 @@ from typing import Any
 def _end_with_parent() -> None:
     while os.read(0, 1024):
         pass
-    # tool servers that the environment has started are in this group
+    # tool servers of an environment are in sessions of their own
+    for process in _descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
     os.killpg(0, signal.SIGKILL)
+
+
+def _descendants() -> list[int]:
+    """Processes that this one has started, and those that they have started."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    within = [os.getpid()]
+    while within:
+        known = children.get(within.pop(), [])
+        found += known
+        within += known
+    return found
 
 
 def main() -> None:
