@@ -1,7 +1,7 @@
 """Environments of other projects as tasks: are the rewards those of the project itself?
 
     python -m benchmarks.others_environments [--openenv PYTHON] [--dipg PYTHON] [--verifiers PYTHON]
-        [--episodes N] [--folder F] [--exchanges FILE] [--json FILE] [--quick]
+        [--only NAME ...] [--episodes N] [--folder F] [--exchanges FILE] [--json FILE] [--quick]
 
 The interpreters have the packages: `openenv-core` or `openenv`; `openenv-dipg-safety`; `verifiers`
 0.4 with `textarena`, `nltk` and `uv`. A scripted policy plays episodes with random answers. Then
@@ -75,7 +75,7 @@ def worlds(options: argparse.Namespace, folder: Path) -> list[World]:
             capture_output=True,
         )
         spec = f"openenv:{folder}/echo_env?python={options.openenv}&reply=message&steps=3&high=40"
-        found.append(World("echo", "openenv init", spec, texts))
+        found.append(World("echo", "openenv init", spec, texts, alike=True))
     if options.dipg:
         os.environ["DIPG_DATASET_PATH"] = str(medical_cases(folder / "cases.jsonl"))
         spec = f"openenv:med_safety_gym?python={options.dipg}&app=med_safety_gym.app:app"
@@ -84,13 +84,21 @@ def worlds(options: argparse.Namespace, folder: Path) -> list[World]:
     if options.verifiers:
         os.environ["PATH"] = f"{Path(options.verifiers).parent}{os.pathsep}{os.environ['PATH']}"
         os.environ["NLTK_DATA"] = str(word_list(folder / "nltk_data"))
-        os.environ["PYTHONPATH"] = str(sums_taskset(folder / "tasksets"))
-        python = f"python={options.verifiers}"
+        python = f"python={interpreter(folder, options.verifiers)}"
         spec = f"verifiers:textarena?{python}&game=Hangman-v0&low=-1"
         found.append(World("hangman", "verifiers, textarena", spec, letters))
         spec = f"verifiers:sums-env?{python}&num_tasks=5"
         found.append(World("sums", "verifiers (vf-init)", spec, sums))
     return found
+
+
+def interpreter(folder: Path, python: str) -> Path:
+    """Write an interpreter that finds the taskset of the trial."""
+    script = folder / "python"
+    tasksets = sums_taskset(folder / "tasksets")
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tasksets} exec {python} "$@"\n')
+    script.chmod(0o755)
+    return script
 
 
 def script_of(world: World, stop_at: int | None = None, kill: bool = False) -> Any:
@@ -251,13 +259,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     for name in ("openenv", "dipg", "verifiers", "folder", "exchanges", "json"):
         parser.add_argument(f"--{name}")
-    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--episodes", type=int, default=12)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.folder or temporary).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        found = worlds(options, folder)
+        found = [
+            world
+            for world in worlds(options, folder)
+            if options.only is None or world.name in options.only
+        ]
         if not found:
             with serving(GuessServer(most=2)) as server:
                 world = World("guess", "tests", f"openenv:{server.url}?steps=3&high=3", guesses)

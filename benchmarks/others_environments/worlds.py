@@ -156,10 +156,10 @@ def verdicts(draw: random.Random, messages: Sequence[BaseMessage]) -> str:
 
 
 def sums(draw: random.Random, messages: Sequence[BaseMessage]) -> str:
-    """Call of the tool, or one of two, then an answer."""
+    """Two calls of the tool, then an answer."""
     if any(isinstance(message, ToolMessage) for message in messages):
-        return f"It is {draw.randint(1, 12)}."
-    asked = [{"name": "sums_add", "arguments": {"number": draw.randint(1, 12)}} for _ in range(2)]
+        return f"It is {draw.choice(['3', '6', '9', '3, 6, 9, 12 or 15'])}."
+    asked = [{"name": "sums_add", "arguments": {"number": draw.choice([1, 2, 3, 6])}}] * 2
     return "".join(f"<tool_call>{json.dumps(each)}</tool_call>" for each in asked)
 
 

@@ -34,6 +34,8 @@ SECONDS_TO_END = 3.0
 _SHOWN = 400
 _PRIVATE = "HRM_AGENT_"
 """Prefix of environment variables that a server does not get: tokens and keys of this project."""
+_OF_PYTHON = ("PYTHONHOME", "PYTHONPATH")
+"""Variables by which another interpreter would import this one's packages."""
 _servers: dict[tuple[int, str], _Server] = {}
 _lock = threading.Lock()
 
@@ -45,6 +47,7 @@ class _Server:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the server
         self._arguments = _arguments(source)
         self._folder = _folder(source)
+        self._is_another = bool(source.python)
         self._starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -63,7 +66,12 @@ class _Server:
             listener.bind(("127.0.0.1", 0))
             listener.listen(128)
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            kept = {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
+            left_out = _OF_PYTHON if self._is_another else ()
+            kept = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(_PRIVATE) and name not in left_out
+            }
             self._process = subprocess.Popen(
                 [*self._arguments, str(listener.fileno())],
                 stdin=subprocess.PIPE,

@@ -105,9 +105,14 @@ async def test_a_server_that_dies_is_a_fault_and_is_started_again(
 
 
 @pytest.mark.whole
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another interpreter gets no path of ours, as a worker process has one."""
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    monkeypatch.setenv("HRM_AGENT_TOKEN", "secret")
     script = tmp_path / "python"
-    script.write_text("#!/bin/sh\necho no such taskset >&2\nexit 1\n")
+    script.write_text('#!/bin/sh\necho "no$PYTHONPATH such$HRM_AGENT_TOKEN taskset" >&2\nexit 1\n')
     script.chmod(0o755)
     with pytest.raises(TaskError, match="no such taskset"):
         load_tasks(f"verifiers:sums-env?python={script}", split="eval", seed=0, count=1)
