@@ -492,7 +492,8 @@ def _unexplained(i: int, a: int, b: int) -> Plant:
         [call(f"{a} + {b}"), boxed(a + b)],
         [call("bb"), call(f"{a} - {b}"), boxed(a - b)],  # the error was mended, the sum is wrong
     ][i % 3]
-    return Plant("unexplained", said, prompt, str(a * b))
+    # without a tool call there is a rule, which was added after these plants
+    return Plant("unexplained" if i % 3 else "no_tool", said, prompt, str(a * b))
 
 
 def _right(i: int, a: int, b: int) -> Plant:

@@ -333,14 +333,18 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
 
 
 def readable(
-    runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[str, int]
+    runs: RecordedRuns,
+    headers: Iterable[Trajectory],
+    left_out: dict[str, int],
+    *,
+    requests: bool = False,
 ) -> Iterator[Trajectory]:
-    """Yield the trajectories with their calls. Damaged trajectories are left out, and counted in
-    `left_out`.
+    """Yield the trajectories with their calls, and with the requests of these if asked for. Damaged
+    trajectories are left out, and counted in `left_out`.
     """
     for header in headers:
         try:
-            yield runs.whole(header.id, requests=False)
+            yield runs.whole(header.id, requests=requests)
         except StoreError:
             reason = "cannot be read: `hrm-agent store verify` lists why"
             left_out[reason] = left_out.get(reason, 0) + 1

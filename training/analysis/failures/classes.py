@@ -90,6 +90,7 @@ CLASSES = (
     FailureClass(
         "critic_accepted_wrong", "A critic accepted results without the reference answer."
     ),
+    FailureClass("no_tool", "Tools were offered, and no role called one."),
     FailureClass(UNEXPLAINED, "No rule matches."),
 )
 """Classes that rules decide, in their order of precedence."""

@@ -48,6 +48,7 @@ __all__ = ["Evidence", "Explained", "explain"]
 
 NO_REFERENCE = "no reference answer is on record"
 NO_REQUESTS = "requests are not on record"
+NO_TOOLS = "the tools that were offered are not on record"
 NO_OUTCOMES = "outcomes of tool calls are not on record"
 GIVEN_AWAY = "the task's text has the reference answer"
 
@@ -435,7 +436,10 @@ def _plan_not_followed(run: FailedRun) -> _Found:
         requests = [request_text(each) for each in run.calls[place + 1 :]]
         if None in requests:
             return _Lack(NO_REQUESTS)
-        had = [[goal in " ".join((each or "").split()) for goal in goals] for each in requests]
+        prompt = " ".join(bounded(run.trajectory.task.prompt).split())
+        # the words of a goal may be words of the task
+        said = [" ".join((each or "").split()).replace(prompt, "") for each in requests]
+        had = [[goal in each for goal in goals] for each in said]
         # a request that quotes the whole plan passes no single subgoal on
         passed = [any(column) for column in zip(*(row for row in had if not all(row)), strict=True)]
         if any(passed) and not all(passed):
@@ -452,6 +456,17 @@ def _plan_not_followed(run: FailedRun) -> _Found:
         assert last is not None
         return Evidence("no value", last.id, shown(failed[0]))
     return None
+
+
+def _no_tool(run: FailedRun) -> _Found:
+    if run.tools or not run.calls or not _completed(run):
+        return None
+    if all(call.tools is None for call in run.calls):
+        return _Lack(NO_TOOLS)
+    offering = next((call for call in reversed(run.calls) if call.tools), None)
+    if offering is None:
+        return None
+    return Evidence("", offering.id, shown(text_of(offering.response)))
 
 
 _Rule = Callable[[FailedRun], "_Found | tuple[str, Evidence]"]
@@ -473,5 +488,6 @@ _RULES: Sequence[tuple[tuple[str, ...], _Rule]] = (
     ((*_TOOL_CLASSES.values(),), _last_tool),
     (("plan_not_followed",), _plan_not_followed),
     (("critic_accepted_wrong",), _critic_accepted),
+    (("no_tool",), _no_tool),
 )
 """Rules with the classes that they decide."""
