@@ -63,7 +63,7 @@ class ClassifiedRun:
     secondary: tuple[str, ...] = ()
     """Further classes that match."""
     role: str = ""
-    """Role of the call that shows the primary class (empty if no call does)."""
+    """Role that made the failure (empty if the record shows none)."""
     evidence: Evidence | None = None
     """Evidence of the primary class (None if it has none)."""
     unchecked: tuple[tuple[str, str], ...] = ()
@@ -119,7 +119,7 @@ class FailureReport:
     classes: tuple[ClassCount, ...]
     """Classes that occur or could not be checked, most frequent first."""
     roles: dict[str, dict[str, int]]
-    """Role of the call that shows the class -> class -> number of runs."""
+    """Role that made the failure -> class -> number of runs."""
     families: dict[str, dict[str, int]]
     """Family of tasks -> class, or `right` -> number of runs."""
     left_out: dict[str, int]
@@ -226,10 +226,8 @@ def _judged(header: Trajectory, best: float) -> str | None:
     if not header.rewards.keys() & {"correct", "reward"}:
         answered = header.status is RunStatus.COMPLETED and (header.answer or "").strip()
         return UNJUDGED if answered else None
-    if "correct" in header.rewards:
-        right = is_positive(outcome_of(header))
-    else:
-        right = header.reward >= best
+    scored = "correct" in header.rewards
+    right = is_positive(outcome_of(header)) if scored else header.reward >= best
     ended = header.status not in (RunStatus.FAILED, RunStatus.ABORTED, RunStatus.TRUNCATED)
     return RIGHT if right and ended else None
 
@@ -253,7 +251,7 @@ def _failed_run(whole: Trajectory, part: str, explained: Explained) -> Classifie
         part,
         explained.primary,
         explained.secondary,
-        roles.get(shows.call, "") if shows is not None else "",
+        (shows.role or roles.get(shows.call, "")) if shows is not None else "",
         shows,
         tuple(explained.unchecked.items()),
     )

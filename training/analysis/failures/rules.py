@@ -65,6 +65,8 @@ class Evidence:
     """Id of the model call or tool call that shows it (empty if no call does)."""
     excerpt: str
     """Text that shows it, in one line."""
+    role: str = ""
+    """Role that made the failure (empty: that of the call)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,12 @@ def _was_shown(run: FailedRun, critic: Call) -> bool | None:
     said = last_message(critic)
     if said is None:
         return None
-    results = bounded(said).replace(bounded(run.trajectory.task.prompt), "", 1)
-    return any(run.states(line) for line in results.splitlines())
+    return any(run.states(line) for line in _without_task(run, said).splitlines())
+
+
+def _without_task(run: FailedRun, text: str) -> str:
+    """Text without the task that it quotes."""
+    return bounded(text).replace(bounded(run.trajectory.task.prompt), "", 1)
 
 
 def _critic_rejected(run: FailedRun) -> _Found:
@@ -229,7 +235,8 @@ def _critic_accepted(run: FailedRun) -> _Found:
         return _Lack(NO_REQUESTS)
     if had:
         return None
-    return Evidence(last.identity.role, last.id, shown(last_message(last) or ""))
+    results = _without_task(run, last_message(last) or "")
+    return Evidence(last.identity.role, last.id, shown(results))
 
 
 def _without_reference(run: FailedRun) -> _Lack | None:
@@ -361,12 +368,18 @@ def _lost_result(run: FailedRun) -> _Found:
         results = (tool.value, tool.stdout, tool.content)
         if tool.status is ToolStatus.OK and any(run.results_have(each or "") for each in results):
             said = next(each for each in results if run.results_have(each or ""))
-            return Evidence(tool.name, tool.id, shown(f"{said} -> {run.visible}"))
+            return Evidence(tool.name, tool.id, shown(f"{said} -> {run.visible}"), _last_role(run))
     for call in reversed(run.calls):
         said = stated_value(bounded(text_of(call.response)))
         if call is not run.last_call and said is not None and run.states(said):
-            return Evidence(call.identity.role, call.id, shown(f"{said} -> {run.visible}"))
+            excerpt = shown(f"{said} -> {run.visible}")
+            return Evidence(call.identity.role, call.id, excerpt, _last_role(run))
     return None
+
+
+def _last_role(run: FailedRun) -> str:
+    """Role that gave the final text."""
+    return run.last_call.identity.role if run.last_call is not None else ""
 
 
 _TOOL_CLASSES = {
