@@ -27,6 +27,7 @@ from hrm_agent.graphs.parts.prompts import (
     SYNTHESIZER_PROMPT,
 )
 from hrm_agent.models import policy
+from hrm_agent.training.tasks import Verifier
 from hrm_agent.training.tasks.verify import exact_verifier
 from hrm_agent.trajectory import ToolStatus
 
@@ -53,20 +54,22 @@ class Plant:
     """Graph of the run."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Run context."""
-    verify: Callable[[str], float] | None = None
+    verify: Verifier | None = None
     """Verifier (None: the exact verifier of the answer)."""
     lost: bool = False
     """True if the sandbox loses each call."""
 
     @property
-    def verifier(self) -> Callable[[str], float]:
+    def verifier(self) -> Verifier:
         return self.verify or exact_verifier(self.answer)
 
 
 class LostEnvironment(Environment):
     """Environment of a machine that fails."""
 
-    isolation = "L0"
+    @property
+    def isolation(self) -> str:
+        return "L0"
 
     async def run(self, submission: Submission) -> ExecutionResult:
         del submission
@@ -111,7 +114,7 @@ class Roles:
         said = self._said[role]
         if isinstance(said, list):
             said = said[min(self._counts[role], len(said)) - 1]
-        return said(messages) if callable(said) else said
+        return str(said(messages) if callable(said) else said)
 
 
 def plan_of(*goals: str) -> str:

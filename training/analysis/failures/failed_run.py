@@ -14,11 +14,27 @@ from typing import Any
 
 from hrm_agent.answers.exact import number
 from hrm_agent.answers.final_answer import final_answer, own_text
-from hrm_agent.trajectory import Call, ToolCall, Trajectory
+from hrm_agent.trajectory import NOT_RECORDED, Call, ToolCall, Trajectory
 from hrm_agent.trajectory.words import text_of
 
-__all__ = ["FailedRun", "bounded", "last_message", "numbers_in", "request_text", "shown"]
+__all__ = [
+    "ANSWERS",
+    "ARGUMENTS",
+    "RESULTS",
+    "FailedRun",
+    "bounded",
+    "last_message",
+    "numbers_in",
+    "request_text",
+    "shown",
+]
 
+ANSWERS, ARGUMENTS, RESULTS = (
+    "answers of calls",
+    "arguments of tool calls",
+    "results of tool calls",
+)
+"""Parts that a trace can lack, as an import names them."""
 LONGEST = 4096
 """Maximum number of characters of a text that a rule reads."""
 _SHOWN = 160
@@ -61,6 +77,10 @@ class FailedRun:
         """Tool calls, in the order in which they began."""
         self.answer: str = trajectory.answer or ""
         """Final text."""
+
+    def lacks(self, part: str) -> bool:
+        """True if a part is missing in the trace that the run was imported from."""
+        return part in str(self.trajectory.task.metadata.get(NOT_RECORDED, ""))
 
     @cached_property
     def visible(self) -> str:

@@ -20,6 +20,9 @@ from hrm_agent.answers.json_repair import json_values
 from hrm_agent.training.analysis.facts import error_class, error_line
 from hrm_agent.training.analysis.failures.classes import UNEXPLAINED, in_precedence
 from hrm_agent.training.analysis.failures.failed_run import (
+    ANSWERS,
+    ARGUMENTS,
+    RESULTS,
     FailedRun,
     bounded,
     last_message,
@@ -100,6 +103,9 @@ def explain(trajectory: Trajectory) -> Explained:
     unchecked: dict[str, str] = {}
     for names, rule in _RULES:
         found = rule(run)
+        if found is None:
+            needed = (part for part in _NEEDED.get(names[0], ()) if run.lacks(part))
+            found = next((_Lack(f"{part} are not on record") for part in needed), None)
         if isinstance(found, _Lack):
             unchecked |= dict.fromkeys(names, found.reason)
         elif isinstance(found, Evidence):
@@ -246,7 +252,8 @@ def _without_reference(run: FailedRun) -> _Lack | None:
 
 
 def _loop(run: FailedRun) -> _Found:
-    if (found := repeated_call(run)) is not None:
+    known = not run.lacks(ARGUMENTS) and not run.lacks(RESULTS)
+    if known and (found := repeated_call(run)) is not None:
         tool, times = found
         return Evidence("same call", tool.id, shown(f"{times} times: {code_of(tool.arguments)}"))
     if (replied := repeated_reply(run)) is not None:
@@ -277,7 +284,7 @@ def _no_source(run: FailedRun) -> _Found:
     if not ended:
         unknown = any(tool.status is None for tool in searched)
         return _Lack(NO_OUTCOMES) if unknown else None
-    if not all(_NOTHING.fullmatch(bounded(tool.content)) for tool in ended):
+    if run.lacks(RESULTS) or not all(_NOTHING.fullmatch(bounded(t.content)) for t in ended):
         return None
     last = ended[-1]
     return Evidence(last.name, last.id, shown(f"{code_of(last.arguments)}: {last.content}"))
@@ -307,7 +314,7 @@ def _gave_up(run: FailedRun) -> _Found:
     if not _completed(run):
         return None
     if not run.answer.strip():
-        return Evidence("empty text", call, "")
+        return None if run.lacks(ANSWERS) else Evidence("empty text", call, "")
     stated = stated_value(run.answer)
     text = run.visible if stated is None else bounded(stated)
     text = text.replace("\u2019", "'")
@@ -482,6 +489,14 @@ def _no_tool(run: FailedRun) -> _Found:
     return Evidence("", offering.id, shown(text_of(offering.response)))
 
 
+_NEEDED = {
+    **dict.fromkeys(("wrong_form", "gave_up", "no_final_answer", "plan_not_followed"), (ANSWERS,)),
+    **dict.fromkeys(("critic_rejected_right", "critic_accepted_wrong"), (ANSWERS,)),
+    "loop": (ANSWERS, ARGUMENTS, RESULTS),
+    "no_source": (RESULTS,),
+    "lost_result": (ANSWERS, RESULTS),
+}
+"""Parts of an imported trace that the rule of a class reads."""
 _Rule = Callable[[FailedRun], "_Found | tuple[str, Evidence]"]
 _RULES: Sequence[tuple[tuple[str, ...], _Rule]] = (
     (("stopped",), _stopped),
