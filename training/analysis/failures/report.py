@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from hrm_agent.basics.intervals import Estimate, bootstrapped, wilson_interval
@@ -50,6 +50,8 @@ _NAMED = 8
 class ClassifiedRun:
     """Run with its class."""
 
+    trajectory: str
+    """Id of the trajectory."""
     thread: str
     """Thread id."""
     problem: Problem
@@ -234,7 +236,7 @@ def _judged(header: Trajectory, best: float) -> str | None:
 
 def _run_of(header: Trajectory, part: str, outcome: str) -> ClassifiedRun:
     problem = Problem(header.task.id, content_hash(header.task.prompt))
-    return ClassifiedRun(header.thread_id, problem, header.task.family, part, outcome)
+    return ClassifiedRun(header.id, header.thread_id, problem, header.task.family, part, outcome)
 
 
 def _failed_run(whole: Trajectory, part: str, explained: Explained) -> ClassifiedRun:
@@ -243,17 +245,13 @@ def _failed_run(whole: Trajectory, part: str, explained: Explained) -> Classifie
         each.id: each.identity.role
         for each in (*whole.failed_calls, *whole.own_calls, *whole.own_tool_calls)
     }
-    header = _run_of(whole, part, explained.primary)
-    return ClassifiedRun(
-        header.thread,
-        header.problem,
-        header.family,
-        part,
-        explained.primary,
-        explained.secondary,
-        (shows.role or roles.get(shows.call, "")) if shows is not None else "",
-        shows,
-        tuple(explained.unchecked.items()),
+    role = "" if shows is None else shows.role or roles.get(shows.call, "")
+    return replace(
+        _run_of(whole, part, explained.primary),
+        secondary=explained.secondary,
+        role=role,
+        evidence=shows,
+        unchecked=tuple(explained.unchecked.items()),
     )
 
 

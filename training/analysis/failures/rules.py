@@ -51,6 +51,7 @@ __all__ = ["Evidence", "Explained", "explain"]
 
 NO_REFERENCE = "no reference answer is on record"
 NO_REQUESTS = "requests are not on record"
+NO_FINAL_TEXT = "the final text is not on record"
 NO_TOOLS = "the tools that were offered are not on record"
 NO_OUTCOMES = "outcomes of tool calls are not on record"
 GIVEN_AWAY = "the task's text has the reference answer"
@@ -314,7 +315,12 @@ def _gave_up(run: FailedRun) -> _Found:
     if not _completed(run):
         return None
     if not run.answer.strip():
-        return None if run.lacks(ANSWERS) else Evidence("empty text", call, "")
+        if run.lacks(ANSWERS):
+            return None
+        # a graph may have its result elsewhere than in a final text
+        if run.last_call is not None and text_of(run.last_call.response).strip():
+            return _Lack(NO_FINAL_TEXT)
+        return Evidence("empty text", call, "")
     stated = stated_value(run.answer)
     text = run.visible if stated is None else bounded(stated)
     text = text.replace("\u2019", "'")
