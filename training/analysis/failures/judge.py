@@ -218,7 +218,14 @@ async def _judged(runner: EpisodeRunner, question: JudgeQuestion) -> Judgement:
         thread = f"judge/{content_hash(system, question.data)[:32]}/{name}"
         task = TaskRef(id=question.thread, family="failures", prompt=question.data)
         ended = await runner.run(
-            Episode(task, thread, graph="single_call", run_id="judge", context=context, seed=0)
+            Episode(
+                task,
+                thread,
+                graph="hrm_agent.graphs.single_call:graph",
+                run_id="judge",
+                context=context,
+                seed=0,
+            )
         )
         asked += [call.id for call in ended.own_calls]
         verdict = read_verdict(ended.answer or "", code)
