@@ -10,13 +10,14 @@ import pytest
 
 from benchmarks.failures.plants import plants
 from benchmarks.failures.recording import record
-from hrm_agent.training.analysis.failures.classes import CLASSES, NAMES, UNEXPLAINED
+from hrm_agent.training.analysis.failures.classes import CLASSES, JUDGED, NAMES, UNEXPLAINED
 from hrm_agent.training.analysis.failures.failed_run import LONGEST, numbers_in
 from hrm_agent.training.analysis.failures.repeats import repeated_end
 from hrm_agent.training.analysis.failures.report import classified_runs
 from hrm_agent.training.analysis.failures.rules import Explained, explain
 from hrm_agent.training.records.runs import opened_runs
 from hrm_agent.trajectory import NOT_RECORDED, RunStatus, StopReason, TaskRef, ToolStatus
+from tests.support.structure import PROJECT
 from tests.support.training.builders import call, place, tool_call, trajectory
 
 TASK = TaskRef(id="1", family="f", prompt="How many are 6 * 7?", answer="42")
@@ -160,3 +161,10 @@ def test_repeated_end() -> None:
     assert repeated_end("Once. " + "and on " * 40 + "and") is not None
     assert repeated_end(" ".join(map(str, range(400)))) is None
     assert repeated_end("and on " * 10) is None
+
+
+def test_the_documentation_has_each_rule() -> None:
+    page = (PROJECT / "docs" / "failures.md").read_text(encoding="utf-8")
+    rows = [f"| `{each.name}`{' *' if each.apart else ''} | {each.rule} |" for each in CLASSES]
+    rows += [f"| `{name}` | {meaning} |" for name, meaning in JUDGED.items()]
+    assert [row for row in rows if row not in page] == []
