@@ -56,7 +56,7 @@ def test_classes_examples_and_the_change_from_another_run(hrm: Command) -> None:
 
 
 def test_files_and_stores_of_others(hrm: Command) -> None:
-    """Without a folder the report is only shown. An import has no reference answers."""
+    """The report of a file or a store is only shown. An import has no reference answers."""
     store_of("own", "41", "I give up.")
     assert hrm("export", "own", "--format", "otel", "--out", "traces.jsonl").code == 0
     assert hrm("import", "traces.jsonl", "--store", "theirs.db").code == 0

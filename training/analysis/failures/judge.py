@@ -43,7 +43,7 @@ from hrm_agent.trajectory import (
 )
 from hrm_agent.trajectory.words import code_of, in_order, text_of
 
-__all__ = ["JudgeQuestion", "Judgement", "judge", "question_of", "read_verdict"]
+__all__ = ["JudgeQuestion", "JudgedFailure", "judge", "question_of", "read_verdict"]
 
 _MOST, _ENTRY = 24_000, 2_000
 """Maximum characters of a transcript, and of one of its entries."""
@@ -79,8 +79,8 @@ class JudgeQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """Judgement of one failed run."""
+class JudgedFailure:
+    """JudgedFailure of one failed run."""
 
     name: str
     """Name of the class; `unexplained` if the judge gave none that could be read."""
@@ -178,7 +178,7 @@ async def judge(
     meter: Meter,
     *,
     concurrency: int = 8,
-) -> dict[str, Judgement]:
+) -> dict[str, JudgedFailure]:
     """Ask the runner's policy about failed runs. Returns the judgements by thread of the failed run;
     runs for which the budget did not suffice are missing.
 
@@ -186,7 +186,7 @@ async def judge(
     """
     metered = replace(runner, record=partial(_MeteredRecording, meter=meter), takes_up_stopped=True)
     gate = asyncio.Semaphore(concurrency)
-    found: dict[str, Judgement] = {}
+    found: dict[str, JudgedFailure] = {}
     errors = list[HrmError]()
 
     async def run(question: JudgeQuestion) -> None:
@@ -207,7 +207,7 @@ async def judge(
     return found
 
 
-async def _judged(runner: EpisodeRunner, question: JudgeQuestion) -> Judgement:
+async def _judged(runner: EpisodeRunner, question: JudgeQuestion) -> JudgedFailure:
     code = content_hash(runner.policy, question.data)[:16]
     classes = "\n".join(f"* {name}: {meaning}" for name, meaning in JUDGED.items())
     system = _RULES.format(classes=classes, code=code)
@@ -230,7 +230,7 @@ async def _judged(runner: EpisodeRunner, question: JudgeQuestion) -> Judgement:
         asked += [call.id for call in ended.own_calls]
         verdict = read_verdict(ended.answer or "", code)
         if verdict is not None:
-            return Judgement(*verdict, tuple(asked))
+            return JudgedFailure(*verdict, tuple(asked))
         failed = ended.status is RunStatus.FAILED
         why = f"the judge did not answer: {ended.error}" if failed else "its reply cannot be read"
-    return Judgement(UNEXPLAINED, why, tuple(asked))
+    return JudgedFailure(UNEXPLAINED, why, tuple(asked))

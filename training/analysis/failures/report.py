@@ -69,7 +69,7 @@ class ClassifiedRun:
     evidence: Evidence | None = None
     """Evidence of the primary class (None if it has none)."""
     unchecked: tuple[tuple[str, str], ...] = ()
-    """Classes whose rules are not checkable, each as (class, what the record lacks)."""
+    """Classes whose rules are not checkable, each as (class, reason)."""
 
     @property
     def failed(self) -> bool:
@@ -97,7 +97,7 @@ class ClassCount:
     details: dict[str, int]
     """Kinds within the class: detail -> number of runs."""
     unchecked: dict[str, int]
-    """What records lack for the rule -> number of failed runs."""
+    """Missing part of the record that the rule reads -> number of failed runs."""
     examples: tuple[ClassifiedRun, ...]
     """First runs."""
 

@@ -84,12 +84,12 @@ class Explained:
     evidence: dict[str, Evidence]
     """Evidence of each class that matches."""
     unchecked: dict[str, str]
-    """Class whose rule is not checkable -> what the record lacks."""
+    """Class whose rule is not checkable -> reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Lack:
-    """What a record lacks for a rule."""
+    """Missing part of a record that a rule reads."""
 
     reason: str
 

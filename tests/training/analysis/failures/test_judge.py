@@ -15,7 +15,7 @@ from hrm_agent.models.scripted import ScriptedEngine
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.store import open_store
 from hrm_agent.training.analysis.failures.judge import (
-    Judgement,
+    JudgedFailure,
     judge,
     question_of,
     read_verdict,
@@ -51,7 +51,7 @@ async def judged(
     script: Callable[[Any], str],
     *runs: Trajectory,
     budget: RequestBudget | None = None,
-) -> tuple[dict[str, Judgement], Meter, int]:
+) -> tuple[dict[str, JudgedFailure], Meter, int]:
     """Judgements by thread, the meter, and the number of requests."""
     with open_store(folder / "store.db") as store, ScriptedEngine(script) as engine:
         meter = Meter(folder / "asked.jsonl", Prices({}), budget, store.journal.calls_among)
