@@ -252,7 +252,10 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
     """Parts of a record, in order, training steps first. `left_out`: reason -> number of rollouts
     left out, to which this adds.
     """
-    ended = [header for header in runs.headers(left_out) if header.status is not RunStatus.RUNNING]
+    headers = runs.headers(left_out)
+    ended = [header for header in headers if header.status is not RunStatus.RUNNING]
+    if len(ended) < len(headers):
+        left_out["not ended"] = len(headers) - len(ended)
     threads = {header.thread_id for header in ended}
     counted = [header for header in ended if f"{header.thread_id}{SECOND_ATTEMPT}" not in threads]
     if again := len(ended) - len(counted):

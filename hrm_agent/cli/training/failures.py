@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hrm_agent.basics.files import alone_in, json_line, replacing
 from hrm_agent.basics.intervals import Estimate
@@ -18,6 +18,7 @@ from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import refuse_without_rollouts
 from hrm_agent.errors import ConfigError
+from hrm_agent.store.run_store import shown_url
 from hrm_agent.training.analysis.failures.classes import UNEXPLAINED
 from hrm_agent.training.analysis.failures.report import (
     ClassifiedRun,
@@ -31,6 +32,9 @@ from hrm_agent.training.analysis.failures.rules import Evidence, Explained
 from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.records.runs import opened_runs
 from hrm_agent.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from hrm_agent.training.analysis.failures.judge import JudgeQuestion
 
 __all__ = ["failures_run"]
 
@@ -47,14 +51,16 @@ def failures_run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     _check(arguments, names)
     folder = _folder(arguments)
     left_out: dict[str, int] = {}
-    questions: list[tuple[int, Trajectory]] = []
+    questions: dict[tuple[int, str], JudgeQuestion] = {}
     found: list[list[ClassifiedRun]] = []
     with opened_runs(names, arguments.allow) as opened:
         for place, runs in enumerate(opened):
 
             def unexplained(trajectory: Trajectory, explained: Explained, at: int = place) -> None:
                 if arguments.judge is not None and explained.primary == UNEXPLAINED:
-                    questions.append((at, trajectory))
+                    from hrm_agent.training.analysis.failures.judge import question_of
+
+                    questions[at, trajectory.thread_id] = question_of(trajectory)
 
             with progress("runs", 100) as advance:
                 found.append(
@@ -68,8 +74,9 @@ def failures_run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     judged = None
     if folder is not None and arguments.judge is not None:
         judged = _ask(arguments, folder, questions, found)
-    report = failure_report(arguments.run, found[0], left_out, examples=arguments.top)
-    change = change_between(names[1], found[1], found[0]) if len(names) > 1 else None
+    shown = [*map(shown_url, names)]
+    report = failure_report(shown[0], found[0], left_out, examples=arguments.top)
+    change = change_between(shown[1], found[1], found[0]) if len(shown) > 1 else None
     result = {
         **asdict(report),
         "change": None if change is None else asdict(change),
@@ -130,7 +137,7 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
 def _ask(
     arguments: argparse.Namespace,
     folder: Path,
-    questions: Sequence[tuple[int, Trajectory]],
+    asked: Mapping[tuple[int, str], JudgeQuestion],
     found: list[list[ClassifiedRun]],
 ) -> dict[str, Any]:
     """Ask the judge about unexplained runs, and put its classes into `found`."""
@@ -138,7 +145,7 @@ def _ask(
     from hrm_agent.runtime.episode import EpisodeRunner
     from hrm_agent.runtime.settings import RunSettings
     from hrm_agent.store import open_store
-    from hrm_agent.training.analysis.failures.judge import judge, question_of
+    from hrm_agent.training.analysis.failures.judge import judge
     from hrm_agent.training.evaluation.budget import Meter, read_budget
     from hrm_agent.training.evaluation.prices import read_prices
 
@@ -148,7 +155,6 @@ def _ask(
     backend = load(arguments.judge)
     place = folder / "judge"
     place.mkdir(parents=True, exist_ok=True)
-    asked = {(at, each.thread_id): question_of(each) for at, each in questions}
     with alone_in(place), open_store(place / "store.db") as store:
         meter = Meter(place / "asked.jsonl", prices, budget, store.journal.calls_among)
         before = meter.total
@@ -320,8 +326,8 @@ def _save(
                 part.write_text(replace_surrogates(text) + "\n", encoding="utf-8")
         if Path(arguments.run).is_dir():
             given = {name: getattr(arguments, name) for name in ("judge", "against")}
-            against = f" against {arguments.against}" if arguments.against else ""
-            command = [word for word in words if word not in ("--json", "--debug")]
+            against = f" against {shown_url(arguments.against)}" if arguments.against else ""
+            command = [shown_url(word) for word in words if word not in ("--json", "--debug")]
             save_analysis(
                 Path(arguments.run),
                 "failures",
@@ -340,7 +346,7 @@ def _show_next(
     commands: list[str] = []
     if report.failures and not arguments.run.endswith((".jsonl", ".parquet")):
         thread = shlex.quote(report.failures[0].thread)
-        commands.append(f"hrm-agent show {thread} --store {shlex.quote(arguments.run)}")
+        commands.append(f"hrm-agent show {thread} --store {shlex.quote(report.run)}")
     if Path(arguments.run).is_dir():
         commands.append(f"hrm-agent view {shlex.quote(arguments.run)}")
     if folder is not None:

@@ -36,10 +36,14 @@ def repeated_call(run: FailedRun) -> tuple[ToolCall, int] | None:
 
 
 def repeated_reply(run: FailedRun) -> tuple[Call, int] | None:
-    """Reply that one role gave most often, and how often (None if fewer than `LEAST` times)."""
+    """Reply that one role gave most often to one request, and how often (None if fewer than `LEAST`
+    times). Calls without a request on record are left out.
+    """
     counts: Counter[Hashable] = Counter()
     newest: dict[Hashable, Call] = {}
     for call in run.calls:
+        if call.request is None:
+            continue
         asked = [
             (each.get("name"), json.dumps(each.get("args"), sort_keys=True, default=str))
             for each in call.response.get("tool_calls") or ()
@@ -47,18 +51,18 @@ def repeated_reply(run: FailedRun) -> tuple[Call, int] | None:
         text = text_of(call.response).strip()
         if not text and not asked:
             continue
-        key = (run.place_of(call), last_words(call), text, str(asked))
+        key = (run.place_of(call), _asked(call), text, str(asked))
         counts[key] += 1
         newest[key] = call
     most = max(counts, key=lambda key: counts[key], default=None)
     return (newest[most], counts[most]) if most is not None and counts[most] >= LEAST else None
 
 
-def last_words(call: Call) -> str:
-    """Digest of a request's first human message, so that equal replies to different requests (as of
-    subgoals, or of steps of a plan) are no repetition.
+def _asked(call: Call) -> str:
+    """Newest human message of a request, so that equal replies to different requests (as of
+    subgoals, of steps of a plan, of turns) are no repetition.
     """
-    for message in call.request or ():
+    for message in reversed(call.request or ()):
         if message.get("type") == "human" or message.get("role") == "user":
             return text_of(message)[:_TAIL]
     return ""

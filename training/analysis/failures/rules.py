@@ -30,6 +30,7 @@ from hrm_agent.training.analysis.failures.failed_run import (
     shown,
 )
 from hrm_agent.training.analysis.failures.repeats import (
+    LEAST,
     repeated_call,
     repeated_end,
     repeated_reply,
@@ -264,7 +265,8 @@ def _loop(run: FailedRun) -> _Found:
         cut = call.finish_reason is FinishReason.LENGTH
         if (cut or call is run.last_call) and (part := repeated_end(text_of(call.response))):
             return Evidence("same text", call.id, shown(part))
-    return None
+    unknown = sum(call.request is None for call in run.calls) >= LEAST
+    return _Lack(NO_REQUESTS) if unknown else None
 
 
 _SEARCHES = re.compile(
@@ -413,7 +415,8 @@ def _last_tool(run: FailedRun) -> tuple[str, Evidence] | _Found:
             newest[run.role_of(tool)] = tool
     if run.tools and not newest:
         return _Lack(NO_OUTCOMES)
-    failed = [tool for tool in newest.values() if tool.status in _TOOL_CLASSES]
+    last_of_roles = {tool.id for tool in newest.values()}
+    failed = [t for t in run.tools if t.id in last_of_roles and t.status in _TOOL_CLASSES]
     if failed:
         tool = failed[-1]
         assert tool.status is not None
