@@ -42,6 +42,23 @@ _NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+|\d{1,40})(?:\.\d{
 _FRACTION = re.compile(r"\\[dt]?frac\{[-\d]{1,20}\}\{\d{1,20}\}|(?<![\w./])-?\d{1,20}/\d{1,20}")
 
 
+_LEAST_WORD, _LONGEST_WORDS, _MORE_WORDS = 4, 512, 25
+"""Minimum and maximum characters of words that are searched for, and the number of words that a
+statement may have beside them.
+"""
+_COMMON = frozenset({"true", "false", "none", "null", "unknown", "maybe"})
+_NEGATION = re.compile(
+    r"\b(?:not|no|nor|neither|never|isn't|aren't|wasn't|rather than)\b", re.IGNORECASE
+)
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+
+
+def _plain(text: str) -> str:
+    """Text in small letters, without marks at its ends."""
+    said = _TEXT.sub(r"\1", bounded(text))
+    return " ".join(said.split()).casefold().strip(" .,;:!?\"'`*$()")
+
+
 def bounded(text: str) -> str:
     """Beginning and end of a text."""
     half = LONGEST // 2
@@ -109,34 +126,47 @@ class FailedRun:
         """
         return self._contains(self.trajectory.task.prompt)
 
+    @cached_property
+    def _words(self) -> str:
+        """Reference answer as words (empty if it is a number)."""
+        return "" if self._value is not None else _plain(self.reference or "")
+
+    @cached_property
+    def too_common(self) -> bool:
+        """True if the reference answer is a word that many texts have, such as `yes` or a letter, so
+        that it proves nothing to find it in a longer text.
+        """
+        words = self._words
+        return self._value is None and (len(words) < _LEAST_WORD or words in _COMMON)
+
     def _contains(self, text: str) -> bool:
         if self._value is not None:
             return self._value in numbers_in(text)
-        return self._as_words(text) is not None
-
-    def _as_words(self, text: str) -> re.Match[str] | None:
-        said = " ".join((self.reference or "").split()).casefold()
-        if len(said) < 2 or len(said) > 512:  # a letter is a word of any text
-            return None
-        found = " ".join(bounded(text).split()).casefold()
-        return re.search(rf"(?<!\w){re.escape(said)}(?!\w)", found)
+        if self.too_common or len(self._words) > _LONGEST_WORDS:
+            return False
+        return re.search(rf"(?<!\w){re.escape(self._words)}(?!\w)", _plain(text)) is not None
 
     def states(self, text: str) -> bool:
-        """True if a text states the reference answer: as its last number or its only one, or as
-        words.
+        """True if a text states the reference answer: a number as its last or its only one; words as
+        the whole text, or in a short text without a negation.
         """
         if self.reference is None:
             return False
-        if self._value is None:
-            return self._as_words(text) is not None
-        found = numbers_in(text)
-        return bool(found) and (found[-1] == self._value or {*found} == {self._value})
+        if self._value is not None:
+            found = numbers_in(text)
+            return bool(found) and (found[-1] == self._value or {*found} == {self._value})
+        if _plain(text) == self._words:
+            return True
+        short = len(text.split()) <= len(self._words.split()) + _MORE_WORDS
+        return short and self._contains(text) and not _NEGATION.search(text)
 
     def results_have(self, text: str) -> bool:
-        """True if the result of a tool gives the reference answer: as its last number, or as one of
-        at most four.
+        """True if the result of a tool has the reference answer: a number as its last one, or as one
+        of at most four; words anywhere.
         """
-        found = numbers_in(text) if self._value is not None else []
+        if self._value is None:
+            return self._contains(text)
+        found = numbers_in(text)
         return self.states(text) or (len(found) <= 4 and self._value in found)
 
     @cached_property

@@ -55,6 +55,7 @@ NO_REQUESTS = "requests are not on record"
 NO_FINAL_TEXT = "the final text is not on record"
 NO_TOOLS = "the tools that were offered are not on record"
 NO_OUTCOMES = "outcomes of tool calls are not on record"
+TOO_COMMON = "the reference answer is a letter or a word that many texts have"
 GIVEN_AWAY = "the task's text has the reference answer"
 
 
@@ -250,6 +251,8 @@ def _critic_accepted(run: FailedRun) -> _Found:
 def _without_reference(run: FailedRun) -> _Lack | None:
     if run.reference is None:
         return _Lack(NO_REFERENCE)
+    if run.too_common:
+        return _Lack(TOO_COMMON)
     return _Lack(GIVEN_AWAY) if run.given_away else None
 
 

@@ -122,6 +122,28 @@ def test_what_a_record_lacks_is_not_checkable() -> None:
     assert found.unchecked["lost_result"] == "the task's text has the reference answer"
 
 
+@pytest.mark.parametrize(
+    ("reference", "text", "result", "primary"),
+    [
+        ("Paris", "It is Paris, of course.", "", "wrong_form"),
+        ("Paris", "Not Paris but Lyon.", "", UNEXPLAINED),
+        ("Paris", "Lyon", "The seat of the state is Paris, a city.", "lost_result"),
+        ("Paris", "Lyon", "Parisian", UNEXPLAINED),
+        ("yes", "<answer>\\boxed{\\text{Yes}.}</answer>", "", "wrong_form"),
+        ("no", "yes", "no", UNEXPLAINED),
+        ("B", "C", "A, B or C", UNEXPLAINED),
+        ("1/2", "0.5 of them", "", "wrong_form"),
+    ],
+)
+def test_references_in_words(reference: str, text: str, result: str, primary: str) -> None:
+    task = TASK.model_copy(update={"answer": reference})
+    tools = (tool_call("a").model_copy(update={"content": result}),) if result else ()
+    found = said(text, task=task, tool_calls=tools)
+    assert found.primary == primary
+    if reference in ("no", "B"):
+        assert "many texts have" in found.unchecked["lost_result"]
+
+
 def test_parallel_roles_that_do_the_same_once_are_no_loop() -> None:
     """Equal calls count for one run of a role."""
 
