@@ -75,6 +75,11 @@ CLASSES = (
         " one.",
     ),
     FailureClass(
+        "not_cited",
+        "The final request asks for citations, searches returned something, and the text cites"
+        " nothing.",
+    ),
+    FailureClass(
         "invalid_tool_call", "The last tool call, or one in the final text, could not be decoded."
     ),
     FailureClass("tool_timeout", "The last tool call of a role reached its time limit."),

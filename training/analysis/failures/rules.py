@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from hrm_agent.answers.final_answer import stated_value
 from hrm_agent.answers.json_repair import json_values
+from hrm_agent.retrieval.citations.marks import find_marks
 from hrm_agent.training.analysis.facts import error_class, error_line
 from hrm_agent.training.analysis.failures.classes import UNEXPLAINED, in_precedence
 from hrm_agent.training.analysis.failures.failed_run import (
@@ -400,6 +401,23 @@ def _last_role(run: FailedRun) -> str:
     return run.last_call.identity.role if run.last_call is not None else ""
 
 
+_CITES = re.compile(r"\bcit(?:e|es|ed|ing|ation|ations)\b", re.IGNORECASE)
+
+
+def _not_cited(run: FailedRun) -> _Found:
+    searched = [t for t in run.tools if _SEARCHES.search(t.name) and t.status is ToolStatus.OK]
+    found = [tool for tool in searched if not _NOTHING.fullmatch(bounded(tool.content))]
+    last = run.last_call
+    if not _completed(run) or not found or not run.visible or last is None:
+        return None
+    asked = request_text(last, "system", "human")
+    if asked is None:
+        return _Lack(NO_REQUESTS)
+    if not _CITES.search(asked) or next(iter(find_marks(run.visible, {})), None) is not None:
+        return None
+    return Evidence(found[-1].name, last.id, shown(run.visible), _last_role(run))
+
+
 _TOOL_CLASSES = {
     ToolStatus.INVALID_CALL: "invalid_tool_call",
     ToolStatus.TIMEOUT: "tool_timeout",
@@ -505,7 +523,7 @@ _NEEDED = {
     **dict.fromkeys(("wrong_form", "gave_up", "no_final_answer", "plan_not_followed"), (ANSWERS,)),
     **dict.fromkeys(("critic_rejected_right", "critic_accepted_wrong"), (ANSWERS,)),
     "loop": (ANSWERS, ARGUMENTS, RESULTS),
-    "no_source": (RESULTS,),
+    **dict.fromkeys(("no_source", "not_cited"), (RESULTS,)),
     "lost_result": (ANSWERS, RESULTS),
 }
 """Parts of an imported trace that the rule of a class reads."""
@@ -525,6 +543,7 @@ _RULES: Sequence[tuple[tuple[str, ...], _Rule]] = (
     (("unreadable_reply",), _unreadable),
     (("no_final_answer",), _no_final_answer),
     (("lost_result",), _lost_result),
+    (("not_cited",), _not_cited),
     ((*_TOOL_CLASSES.values(),), _last_tool),
     (("plan_not_followed",), _plan_not_followed),
     (("critic_accepted_wrong",), _critic_accepted),

@@ -40,8 +40,9 @@ def test_each_planted_failure_is_found(tmp_path: Path) -> None:
     with opened_runs([str(tmp_path / "store.db")]) as (runs,):
         found = {each.thread: each for each in classified_runs(runs, {})}
     assert {thread: each.outcome for thread, each in found.items()} == names
-    # classes without a plant here are decided by a status or a stop reason alone
+    # classes without a plant here have tests of their own
     others = {"stopped", "unreadable_reply", "tool_timeout", "tool_output", "tool_denied"}
+    others.add("not_cited")
     assert {each.name for each in CLASSES} - {*names.values()} == others | {UNEXPLAINED}
     by_class = {each.outcome: each for each in found.values()}
     assert by_class["critic_rejected_right"].role == "critique"
@@ -142,6 +143,22 @@ def test_references_in_words(reference: str, text: str, result: str, primary: st
     assert found.primary == primary
     if reference in ("no", "B"):
         assert "many texts have" in found.unchecked["lost_result"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "found", "primary"),
+    [
+        ("Cite the sources.", "It is long.", "A river of 9 km.", "not_cited"),
+        ("Cite the sources.", 'It is long [S1: "9 km"].', "A river of 9 km.", UNEXPLAINED),
+        ("Answer.", "It is long.", "A river of 9 km.", UNEXPLAINED),
+        ("Cite the sources.", "It is long.", "No results.", "no_source"),
+    ],
+)
+def test_citations(asked: str, text: str, found: str, primary: str) -> None:
+    request = ({"type": "system", "content": asked}, {"type": "human", "content": "How long?"})
+    tool = tool_call("a").model_copy(update={"name": "search_archive", "content": found})
+    calls = (call("c", text=text, request=request),)
+    assert said(text, calls=calls, tool_calls=(tool,)).primary == primary
 
 
 def test_parallel_roles_that_do_the_same_once_are_no_loop() -> None:
