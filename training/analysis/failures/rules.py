@@ -54,6 +54,7 @@ __all__ = ["Evidence", "Explained", "explain"]
 NO_REFERENCE = "no reference answer is on record"
 NO_REQUESTS = "requests are not on record"
 NO_FINAL_TEXT = "the final text is not on record"
+NO_REPLY = "a reply has neither a text nor a tool call on record"
 NO_TOOLS = "the tools that were offered are not on record"
 NO_OUTCOMES = "outcomes of tool calls are not on record"
 TOO_COMMON = "the reference answer is a letter or a word that many texts have"
@@ -513,6 +514,9 @@ def _no_tool(run: FailedRun) -> _Found:
         return None
     if all(call.tools is None for call in run.calls):
         return _Lack(NO_TOOLS)
+    # formats of others have no place for a tool call that could not be decoded
+    if any(call is not run.last_call and not text_of(call.response) for call in run.calls):
+        return _Lack(NO_REPLY)
     offering = next((call for call in reversed(run.calls) if call.tools), None)
     if offering is None:
         return None

@@ -161,6 +161,17 @@ def test_citations(asked: str, text: str, found: str, primary: str) -> None:
     assert said(text, calls=calls, tool_calls=(tool,)).primary == primary
 
 
+def test_tools_that_were_not_called() -> None:
+    offered = {"tools": ({"type": "function"},)}
+    last = call("b", text="41", **offered)
+    assert said("41", calls=(last,)).primary == "no_tool"
+    assert said("41", calls=(last,), tool_calls=(tool_call("a"),)).primary == UNEXPLAINED
+    lost = said("41", calls=(call("a", text="", **offered), last))
+    assert lost.primary == UNEXPLAINED
+    assert lost.unchecked["no_tool"] == "a reply has neither a text nor a tool call on record"
+    assert said("41").unchecked["no_tool"] == "the tools that were offered are not on record"
+
+
 def test_parallel_roles_that_do_the_same_once_are_no_loop() -> None:
     """Equal calls count for one run of a role."""
 
