@@ -66,6 +66,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "lint": "check that stored trajectories can be trained on",
         "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
         "import": "read trajectories of a file into a store",
+        "dataset": "named, versioned sets of examples made from runs: add, list, show, diff",
         "store": "maintain a store: stats, verify, prune, delete, vacuum, copy, migrate",
     },
     "documents": {

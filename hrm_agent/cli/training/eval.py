@@ -26,6 +26,7 @@ from hrm_agent.training.evaluation.reports import (
 )
 from hrm_agent.training.evaluation.rubrics import scored_by, scorings_named
 from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.tasks.sources import fixed_tasks
 from hrm_agent.training.trackers import track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 
@@ -103,6 +104,7 @@ def eval_run(
     config: CollectConfig, folder: Path, output: Output, prices: Prices | None = None
 ) -> int:
     """Run missing rollouts, then evaluate all. Returns the exit code."""
+    config = config.model_copy(update={"tasks": fixed_tasks(config.tasks, folder)})
     trajectories = collected(config, "eval", folder)
     # The store is evaluated, since it also has the candidates of a mode, of which only one is
     # returned.
