@@ -141,8 +141,11 @@ def with_versions(spec: str, began: Iterable[str], folder: Path | None = None) -
     kind, rest = kind_of(spec)
     if kind == "mix" and f"{_FAMILY}:" in rest:
         parts = read_mixture(rest, FAMILY_NAMES)
-        fixed = (f"{part.weight:.9f}*{with_versions(part.spec, began, folder)}" for part in parts)
-        return f"mix:{','.join(fixed)}"
+        fixed = [with_versions(part.spec, began, folder) for part in parts]
+        if fixed == [part.spec for part in parts]:
+            return spec
+        weights = [f"{part.weight:.9f}".rstrip("0").rstrip(".") for part in parts]
+        return f"mix:{','.join(f'{a}*{b}' for a, b in zip(weights, fixed, strict=True))}"
     name, _, query = rest.partition("?")
     if kind != _FAMILY or "@" in name:
         return spec
