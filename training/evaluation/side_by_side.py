@@ -82,6 +82,8 @@ class DifferingProblem:
 
     id: str
     """Id of the problem."""
+    prompt_hash: str
+    """Hash of the prompt."""
     prompt: str
     """Beginning of the prompt (empty if unknown)."""
     right: tuple[float, ...]
@@ -203,7 +205,9 @@ def _differing(
     ]
     found.sort(key=lambda each: each[:2])
     return tuple(
-        DifferingProblem(problem.id, prompts.get(problem, ""), tuple(map(float, of_each)))
+        DifferingProblem(
+            problem.id, problem.prompt_hash, prompts.get(problem, ""), tuple(map(float, of_each))
+        )
         for _, _, problem, of_each in found
     )
 
