@@ -24,7 +24,7 @@ from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import TaskError
 from hrm_agent.trajectory import NOT_RECORDED, TASK_INPUTS, content_hash
 
-__all__ = ["Example", "Source", "Split", "canonical", "make_example", "read_example"]
+__all__ = ["Example", "Source", "Split", "canonical", "make_example", "read_example", "why_invalid"]
 
 Split = Literal["train", "eval"]
 
@@ -32,6 +32,7 @@ _RESERVED = frozenset({"drawn", "stored", NOT_RECORDED})
 """Keys of a task's metadata that describe the run and not the task, in every family."""
 _QUESTION = (TASK_INPUTS, "history")
 """Keys of a task's metadata that are part of the question."""
+_LONGEST_PLACE, _LONGEST_REASON = 60, 200
 _DIGITS = 13
 """Hex digits of a digest that decide the split: as many as a float represents exactly."""
 
@@ -131,7 +132,7 @@ def read_example(line: str) -> Example:
         found = Example.model_validate_json(line)
         written = found.line
     except (ValidationError, ValueError, RecursionError) as error:
-        raise TaskError(f"is not an example: {_first_line(error)}.") from None
+        raise TaskError(f"is not an example: {why_invalid(error)}.") from None
     if reserved := sorted(_RESERVED & found.metadata.keys()):
         raise TaskError(f"has the reserved key {reserved[0]!r} in its metadata.")
     digest = _digest(found.model_dump())
@@ -162,11 +163,12 @@ def _digest(values: dict[str, Any]) -> str:
     return content_hash("example", *content)
 
 
-def _first_line(error: Exception) -> str:
+def why_invalid(error: Exception) -> str:
+    """Reason why a line was refused, in one short line without a full stop."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, first["loc"]))[:_LONGEST_PLACE]
         text = f"{place}: {first['msg']}" if place else str(first["msg"])
     else:
         text = f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:200].rstrip(".")
+    return " ".join(text.split())[:_LONGEST_REASON].rstrip(".")

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hrm_agent.basics.files import locked_folder, replacing
 from hrm_agent.errors import TaskError, nearest
-from hrm_agent.training.datasets.examples import Example, canonical, read_example
+from hrm_agent.training.datasets.examples import Example, canonical, read_example, why_invalid
 from hrm_agent.trajectory import content_hash
 
 __all__ = [
@@ -268,10 +268,7 @@ def _head(raw: bytes) -> _Head:
     try:
         return _Head.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        text = f"{place} {first['msg']}".strip()[:200]
-        raise TaskError(f"line 1 is not the head of a data set: {text}.") from None
+        raise TaskError(f"line 1 is not the head of a data set: {why_invalid(error)}.") from None
 
 
 def _example(raw: bytes, number: int) -> Example:
