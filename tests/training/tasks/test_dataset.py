@@ -87,7 +87,7 @@ def test_a_run_keeps_the_version_that_it_began_with(tmp_path: Path) -> None:
 
 
 def test_the_code_of_a_users_tasks_runs_only_if_the_user_names_their_run(tmp_path: Path) -> None:
-    """Whoever wrote the data set could otherwise name any code."""
+    """The author of a data set could otherwise name any code."""
     code = "import pathlib\npathlib.Path('ran').touch()\n"
     code += "from hrm_agent.training.tasks import Task\n"
     code += "tasks = [Task(prompt='6*7?', verify=lambda text: float('42' in text))]\n"

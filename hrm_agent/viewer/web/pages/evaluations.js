@@ -8,7 +8,7 @@
   const letter = (index) => String.fromCharCode(65 + (index % 26)) + (index >= 26 ? Math.floor(index / 26) : "");
   const name_of = (one) => run_name(one.place, one.run);
   const pairs_of = (rows) => JSON.stringify(rows.map((one) => [one.place, one.run]));
-  const interval = (of) => of && html`<span class="muted small">${format.number(of.low)} to ${format.number(of.high)}</span>`;
+  const interval = (of) => of && html`<span class="muted small">${format.number(of.low).replace("-", "−")} to ${format.number(of.high).replace("-", "−")}</span>`;
   const tokens = (value) => (value > 0 ? html`<${Num} of=${value} digits=${1} />` : html`<${Num} of=${null} />`);
 
   function Estimate({ of, sign }) {
@@ -29,7 +29,7 @@
       { key: "tokens", label: "Tokens", width: "5rem", align: "right", wide: true, help: "completion tokens a trajectory", value: (one) => one.sampled_tokens, render: (one) => tokens(one.sampled_tokens) },
       { key: "errors", label: "Tool errors", width: "5.6rem", align: "right", wide: true, help: "failed tool calls a trajectory", value: (one) => one.tool_errors, render: (one) => html`<${Num} of=${one.tool_errors} digits=${3} />` },
       ...(priced ? [{ key: "cost", label: "Cost", width: "5rem", align: "right", wide: true, help: "as providers reported it", value: (one) => one.cost, render: (one) => html`<${Num} of=${one.cost} />` }] : []),
-      { key: "baseline", label: "", spoken: "Baseline", width: "6.6rem", wide: true, render: (one) => one.difference && html`<button class="quiet" aria-label=${`Compare with ${hrm.ui.plain(name_of(one))}`} onClick=${() => baseline(one)}>Compare with</button>` },
+      { key: "baseline", label: "", spoken: "Baseline", width: "7.6rem", wide: true, render: (one) => one.difference && html`<button class="quiet" aria-label=${`Compare with ${hrm.ui.plain(name_of(one))}`} onClick=${() => baseline(one)}>Compare with</button>` },
     ];
   }
 
@@ -55,11 +55,11 @@
       <p class="muted">${format.count(data.problems)} problems are in all of them. p: ${data.test}, with Holm's correction; intervals are not corrected.</p>
       <${Table} rows=${rows} columns=${columns(rows)} id=${(one) => one.letter} label="Evaluations" order=${order} on_order=${set_order} />
       ${left.map((one) => html`<p class="muted small" key=${one.letter}>${one.letter}: ${one.left_out > 0 && `${format.count(one.left_out)} problems that another one lacks are left out. `}${one.damaged > 0 && `${format.count(one.damaged)} trajectories cannot be read.`}</p>`)}
-      <h2>Problems that differ</h2>
+      <section aria-label="Problems that differ"><h2>Problems that differ</h2>
       ${differing.length
         ? html`<${Table} rows=${differing} columns=${matrix(rows)} id=${(one) => `${one.index}`} label="Problems that differ" order=${by} on_order=${set_by} />`
         : html`<${Empty}>They are right on the same problems.</${Empty}>`}
-      ${data.differing_total > differing.length && html`<p class="muted small">The first ${format.count(differing.length)} of ${format.count(data.differing_total)}.</p>`}`;
+      ${data.differing_total > differing.length && html`<p class="muted small">The first ${format.count(differing.length)} of ${format.count(data.differing_total)}.</p>`}</section>`;
   }
 
   function Evaluations({ params }) {
