@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from hrm_agent.store import open_store
-from hrm_agent.training.datasets import Example, Source, add_examples, make_example
+from hrm_agent.training.datasets import DatasetExample, ExampleSource, add_examples, make_example
 from hrm_agent.trajectory import TaskRef
 from tests.support.browser import Browsing
 from tests.support.trajectory.samples import make_trajectory
@@ -19,7 +19,7 @@ HOSTILE = "<img src=x onerror=\"console.error('ran')\">"
 RIGHT = {"a": "1100110011", "b": "1111111111", "c": "0100100001"}
 
 
-def example(number: int) -> Example:
+def example(number: int) -> DatasetExample:
     prompt = f"What is {number} * 7? {HOSTILE}"
     return make_example(
         family=HOSTILE,
@@ -27,7 +27,7 @@ def example(number: int) -> Example:
         answer=HOSTILE,
         metadata={},
         task=f"{number}",
-        source=Source(run="a", trajectory="t"),
+        source=ExampleSource(run="a", trajectory="t"),
     )
 
 

@@ -1,6 +1,6 @@
 """Data sets: named, versioned sets of examples that were made from runs."""
 
-from hrm_agent.training.datasets.examples import Example, Source, make_example
+from hrm_agent.training.datasets.examples import DatasetExample, ExampleSource, make_example
 from hrm_agent.training.datasets.folder import (
     FOLDER,
     Added,
@@ -19,8 +19,8 @@ __all__ = [
     "FOLDER",
     "Added",
     "Dataset",
-    "Example",
-    "Source",
+    "DatasetExample",
+    "ExampleSource",
     "Version",
     "add_examples",
     "dataset_names",

@@ -24,7 +24,15 @@ from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.errors import TaskError
 from hrm_agent.trajectory import NOT_RECORDED, TASK_INPUTS, content_hash
 
-__all__ = ["Example", "Source", "Split", "canonical", "make_example", "read_example", "why_invalid"]
+__all__ = [
+    "DatasetExample",
+    "ExampleSource",
+    "Split",
+    "canonical",
+    "make_example",
+    "read_example",
+    "why_invalid",
+]
 
 Split = Literal["train", "eval"]
 
@@ -37,7 +45,7 @@ _DIGITS = 13
 """Hex digits of a digest that decide the split: as many as a float represents exactly."""
 
 
-class Source(BaseModel):
+class ExampleSource(BaseModel):
     """Run that an example was made from."""
 
     model_config = ConfigDict(
@@ -52,7 +60,7 @@ class Source(BaseModel):
     """Id of the trace that the trajectory was imported from (empty for other runs)."""
 
 
-class Example(BaseModel):
+class DatasetExample(BaseModel):
     """Example of a data set."""
 
     model_config = ConfigDict(
@@ -73,7 +81,7 @@ class Example(BaseModel):
     """Id of the recorded task within its family."""
     drawn: dict[str, Any] | None = None
     """Data by which a user's list draws the task again (None for other families)."""
-    source: Source
+    source: ExampleSource
     """Run that the example was made from."""
 
     @cached_property
@@ -104,8 +112,8 @@ def make_example(
     answer: str | None,
     metadata: dict[str, Any],
     task: str,
-    source: Source,
-) -> Example:
+    source: ExampleSource,
+) -> DatasetExample:
     """Make an example of a recorded task. Values that strict JSON lacks are replaced."""
     content = {
         name: value for name, value in metadata.items() if not _is_of_run(family, name, value)
@@ -121,15 +129,15 @@ def make_example(
         "source": source.model_dump(),
     }
     values: dict[str, Any] = from_json(replace_surrogates(json_line(given)))
-    return Example.model_validate({**values, "id": _digest(values)})
+    return DatasetExample.model_validate({**values, "id": _digest(values)})
 
 
-def read_example(line: str) -> Example:
+def read_example(line: str) -> DatasetExample:
     """Parse a line. Raises `TaskError`, whose message continues "line 7 ", for a line that is no
-    example, does not have the id of its content or is not written as `Example.line` is.
+    example, does not have the id of its content or is not written as `DatasetExample.line` is.
     """
     try:
-        found = Example.model_validate_json(line)
+        found = DatasetExample.model_validate_json(line)
         written = found.line
     except (ValidationError, ValueError, RecursionError) as error:
         raise TaskError(f"is not an example: {why_invalid(error)}.") from None

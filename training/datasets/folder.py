@@ -24,7 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hrm_agent.basics.files import locked_folder, replacing
 from hrm_agent.errors import TaskError, nearest
-from hrm_agent.training.datasets.examples import Example, canonical, read_example, why_invalid
+from hrm_agent.training.datasets.examples import (
+    DatasetExample,
+    canonical,
+    read_example,
+    why_invalid,
+)
 from hrm_agent.trajectory import content_hash
 
 __all__ = [
@@ -94,7 +99,7 @@ class Dataset:
     """Version that was read."""
     eval_share: float
     """Share of the questions that is held out."""
-    examples: tuple[Example, ...]
+    examples: tuple[DatasetExample, ...]
     """Examples, sorted by id."""
 
     @property
@@ -195,7 +200,7 @@ def read_version(version: Version) -> Dataset:
         # a newline inside a text is escaped, and other line ends are characters of a text
         with path.open("rb") as file:
             head = _head(file.readline(_LONGEST_LINE))
-            examples: list[Example] = []
+            examples: list[DatasetExample] = []
             while raw := file.readline(_LONGEST_LINE):
                 examples.append(_example(raw, len(examples) + 2))
     except OSError as error:
@@ -213,7 +218,7 @@ def read_version(version: Version) -> Dataset:
 
 
 def add_examples(
-    folder: Path, name: str, examples: Iterable[Example], eval_share: float | None = None
+    folder: Path, name: str, examples: Iterable[DatasetExample], eval_share: float | None = None
 ) -> Added:
     """Add examples to the data set `name`, as a new version if one of them is new.
 
@@ -271,7 +276,7 @@ def _head(raw: bytes) -> _Head:
         raise TaskError(f"line 1 is not the head of a data set: {why_invalid(error)}.") from None
 
 
-def _example(raw: bytes, number: int) -> Example:
+def _example(raw: bytes, number: int) -> DatasetExample:
     if not raw.endswith(b"\n"):
         what = "has no end" if len(raw) < _LONGEST_LINE else f"is longer than {_LONGEST_LINE} bytes"
         raise TaskError(f"line {number} {what}.")

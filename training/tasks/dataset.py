@@ -24,8 +24,8 @@ from hrm_agent.errors import TaskError, nearest
 from hrm_agent.training.datasets import (
     FOLDER,
     Dataset,
-    Example,
-    Source,
+    DatasetExample,
+    ExampleSource,
     Version,
     file_of_version,
     make_example,
@@ -46,7 +46,7 @@ _MOST_DRAWN = 100_000
 """Maximum index of a generated task that is made again for its verifier."""
 
 
-def example_of(trajectory: Trajectory, *, answers: bool = False) -> Example | None:
+def example_of(trajectory: Trajectory, *, answers: bool = False) -> DatasetExample | None:
     """Example of a run's task (None if the run has no task).
 
     `answers`: True to take the answer of a completed run as the reference answer of a task without
@@ -66,7 +66,7 @@ def example_of(trajectory: Trajectory, *, answers: bool = False) -> Example | No
         answer=answer,
         metadata=task.metadata,
         task=task.id,
-        source=Source(
+        source=ExampleSource(
             run=trajectory.run_id,
             trajectory=trajectory.id,
             trace=named if isinstance(named, str) else "",
@@ -180,7 +180,7 @@ def _empty(found: Dataset, split: str) -> TaskError:
     )
 
 
-def _ref_of(example: Example) -> TaskRef:
+def _ref_of(example: DatasetExample) -> TaskRef:
     drawn = {} if example.drawn is None else {DRAWN: example.drawn}
     return TaskRef(
         id=example.task,

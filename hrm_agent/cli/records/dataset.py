@@ -18,7 +18,7 @@ from hrm_agent.store.run_store import own_run
 from hrm_agent.training.datasets import (
     FOLDER,
     Dataset,
-    Example,
+    DatasetExample,
     add_examples,
     dataset_names,
     file_of_version,
@@ -97,7 +97,7 @@ def _add(words: list[str]) -> int:
             f"Add to the data set: `hrm-agent dataset add {arguments.name.partition('@')[0]} ...`.",
         )
     conditions = [read_condition(text) for text in arguments.where]
-    found: dict[str, Example] = {}
+    found: dict[str, DatasetExample] = {}
     counts = Counter[str]()
     for where in arguments.runs:
         for trajectory in _chosen(where, arguments.run, conditions, counts):
@@ -339,7 +339,7 @@ def _facts(found: Dataset) -> dict[str, Any]:
     }
 
 
-def _row(example: Example, eval_share: float) -> tuple[str, ...]:
+def _row(example: DatasetExample, eval_share: float) -> tuple[str, ...]:
     return (
         example.id[:16],
         example.split(eval_share),

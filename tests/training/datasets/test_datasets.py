@@ -14,8 +14,8 @@ import pytest
 from hrm_agent.errors import TaskError
 from hrm_agent.training.datasets import (
     Added,
-    Example,
-    Source,
+    DatasetExample,
+    ExampleSource,
     add_examples,
     dataset_names,
     file_of_version,
@@ -24,15 +24,17 @@ from hrm_agent.training.datasets import (
     read_version,
 )
 
-SOURCE = Source(run="r", trajectory="t")
+SOURCE = ExampleSource(run="r", trajectory="t")
 
 
-def example(prompt: str = "What is 6 * 7?", answer: str | None = "42", **changes: Any) -> Example:
+def example(
+    prompt: str = "What is 6 * 7?", answer: str | None = "42", **changes: Any
+) -> DatasetExample:
     facts: dict[str, Any] = {"family": "jsonl:q.jsonl", "metadata": {}, "task": "1"}
     return make_example(prompt=prompt, answer=answer, **{**facts, "source": SOURCE, **changes})
 
 
-def several(first: int, end: int) -> list[Example]:
+def several(first: int, end: int) -> list[DatasetExample]:
     return [example(f"What is {n} * 7?", str(7 * n)) for n in range(first, end)]
 
 
@@ -42,7 +44,7 @@ def test_an_example_is_its_content_and_not_its_run() -> None:
     other = example(
         metadata={"level": 2, "drawn": {"place": 5}},
         task="2",
-        source=Source(run="", trajectory="u"),
+        source=ExampleSource(run="", trajectory="u"),
     )
     assert one.id == other.id and one.line != other.line
     assert one.metadata == {"level": 2} and one.drawn == {"place": 1}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from hrm_agent.errors import TaskError
-from hrm_agent.training.datasets import Source, add_examples, make_example
+from hrm_agent.training.datasets import ExampleSource, add_examples, make_example
 from hrm_agent.training.tasks import Task, load_tasks, run_verifier_of, verifier_of
 from hrm_agent.training.tasks.dataset import example_of, with_versions
 from hrm_agent.training.tasks.sources import fixed_tasks, keep_sources
 from tests.support.trajectory.samples import make_trajectory
 
-SOURCE = Source(run="r", trajectory="t")
+SOURCE = ExampleSource(run="r", trajectory="t")
 
 
 def run_of(task: Task, **changes: Any) -> Any:
