@@ -63,13 +63,13 @@ def test_each_is_compared_with_the_first_on_the_problems_of_all() -> None:
 
 
 def test_the_most_informative_problems_come_first() -> None:
-    given = [samples(text) for text in ("1110", "1100", "1000", "1001")]
+    given = [samples(text) for text in ("1101", "1001", "1000", "1010")]
     found = side_by_side(given, list("abcd"), prompts={})
-    assert [each.id for each in found.differing] == ["01", "02", "03"]
+    assert [each.id for each in found.differing] == ["03", "01", "02"]
     assert found.differing[0].right == (1, 1, 0, 0)
     columns, rows = differing_rows(found)
     assert columns == ["problem", "prompt", "A", "B", "C", "D"]
-    assert list(rows[0]) == ["01", "", "right", "right", "wrong", "wrong"]
+    assert list(rows[0]) == ["03", "", "right", "right", "wrong", "wrong"]
     columns, rows = side_by_side_rows(found)
     assert len(rows) == 4 and all(len(row) == len(columns) for row in rows)
     assert "## Problems that differ" in side_by_side_markdown(found)
