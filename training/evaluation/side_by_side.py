@@ -17,7 +17,13 @@ from statistics import pvariance
 
 from hrm_agent.basics.intervals import Estimate
 from hrm_agent.errors import RunError
-from hrm_agent.training.evaluation.compare import Comparison, compare, ended_by_problem, share_right
+from hrm_agent.training.evaluation.compare import (
+    ComparedRun,
+    Comparison,
+    compare,
+    ended_by_problem,
+    share_right,
+)
 from hrm_agent.training.evaluation.prices import Prices, cost_of
 from hrm_agent.training.evaluation.samples import Effort, Problem, Sample
 from hrm_agent.training.evaluation.tables import NOT_REPORTED, Row, plain_text
@@ -132,25 +138,9 @@ def side_by_side(
     corrected = holm([each.p_value for each in compared])
     left_out = [len(groups) - len(problems) for groups in ended]
     costs = [_cost(samples, prices) for samples in kept]
-    first = compared[0].a
-    rows = [
-        EvaluationRow(
-            name=first.name,
-            trajectories=first.trajectories,
-            pass_at_1=first.pass_at_1,
-            sampled_tokens=first.sampled_tokens,
-            tool_errors=first.tool_errors,
-            cost=costs[0],
-            difference=None,
-            p_value=None,
-            corrected_p_value=None,
-            better=0,
-            worse=0,
-            left_out=left_out[0],
-        )
-    ]
+    rows = [_row(compared[0].a, None, None, costs[0], left_out[0])]
     for number, (each, p_value) in enumerate(zip(compared, corrected, strict=True), 1):
-        rows.append(_row(each, p_value, costs[number], left_out[number]))
+        rows.append(_row(each.b, each, p_value, costs[number], left_out[number]))
     shares = {problem: [share_right(groups[problem]) for groups in ended] for problem in problems}
     return SideBySide(
         tuple(rows),
@@ -160,8 +150,14 @@ def side_by_side(
     )
 
 
-def _row(found: Comparison, corrected: float, cost: float | None, left_out: int) -> EvaluationRow:
-    own = found.b
+def _row(
+    own: ComparedRun,
+    found: Comparison | None,
+    corrected: float | None,
+    cost: float | None,
+    left_out: int,
+) -> EvaluationRow:
+    """Row of one evaluation. `found`: its comparison with the first (None for the first)."""
     return EvaluationRow(
         name=own.name,
         trajectories=own.trajectories,
@@ -169,11 +165,11 @@ def _row(found: Comparison, corrected: float, cost: float | None, left_out: int)
         sampled_tokens=own.sampled_tokens,
         tool_errors=own.tool_errors,
         cost=cost,
-        difference=found.difference,
-        p_value=found.p_value,
+        difference=None if found is None else found.difference,
+        p_value=None if found is None else found.p_value,
         corrected_p_value=corrected,
-        better=len(found.better),
-        worse=len(found.worse),
+        better=0 if found is None else len(found.better),
+        worse=0 if found is None else len(found.worse),
         left_out=left_out,
     )
 
