@@ -37,6 +37,7 @@ QUICK = {
     "environment": "--quick --clients 8",
     "environment.load": "--quick",
     "environment.queue": "--quick",
+    "failures": "--quick",
     "film": "--quick",
     "gpu_training": "--quick --device cpu --dtype float32",
     "learning": "--quick --seeds 1 --problems 2 --only together",

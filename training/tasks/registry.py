@@ -14,6 +14,7 @@
 | `verifiers:NAME?argument=value` | an environment of the library verifiers, with its rubric or rewards |
 | `openenv:URL?...`, `openenv:PACKAGE?...` | episodes of an environment of OpenEnv |
 | `store:RUN?rubric=NAME` | the prompts of the runs of a store (`hrm_agent.training.tasks.stored`) |
+| `dataset:NAME@VERSION` | the examples of a data set (`hrm_agent.training.tasks.dataset`) |
 | `mix:WEIGHT*SPEC,WEIGHT*SPEC` | a mixture of families |
 | `package.module:attribute?...`, `./file.py:attribute?...` | the tasks in a user's code |
 | `NAME?...` | the tasks that an installed package has registered as NAME |
@@ -32,6 +33,7 @@ from typing import Literal
 
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.dataset import load_dataset
 from hrm_agent.training.tasks.environments import EpisodeReturn, load_openenv, played_source
 from hrm_agent.training.tasks.items import DRAWN
 from hrm_agent.training.tasks.mixture import MixturePart, mixed, read_mixture
@@ -92,6 +94,12 @@ FAMILIES: dict[str, Loader] = {
     **{family: partial(load_table, family) for family in TABLES},
     "arc_agi": load_arc_agi,
     "bfcl": load_bfcl,
+    "dataset": lambda spec, **options: load_dataset(
+        spec,
+        partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks)),
+        run_verifier_of,
+        **options,
+    ),
     "gpqa": load_gpqa,
     "gsm8k": load_gsm8k,
     "ifeval": load_ifeval,
@@ -183,7 +191,7 @@ def verifier_of(
     name, _ = kind_of(task.family)
     if played_source(task) is not None:
         return None
-    if name == "store" and (original := original_of(task)) is not task:
+    if name in ("dataset", "store") and (original := original_of(task)) is not task:
         return verifier_of(original, load=load)
     if name == "reasoning_gym":
         # scoring needs the entry, so the generator makes it again
@@ -204,8 +212,9 @@ def run_verifier_of(task: TaskRef) -> RunVerifier | None:
     """Verifier of whole runs of a recorded task (None if its family verifies the final text, or if
     it cannot be made from the record).
     """
-    if (source := played_source(task)) is not None:
-        return EpisodeReturn(source)
+    if played_source(task) is not None:
+        return None
+    task = original_of(task)
     return bfcl_run_verifier(task.metadata) if kind_of(task.family)[0] == "bfcl" else None
 
 
