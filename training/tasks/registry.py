@@ -212,8 +212,8 @@ def run_verifier_of(task: TaskRef) -> RunVerifier | None:
     """Verifier of whole runs of a recorded task (None if its family verifies the final text, or if
     it cannot be made from the record).
     """
-    if played_source(task) is not None:
-        return None
+    if (source := played_source(task)) is not None:
+        return EpisodeReturn(source)
     task = original_of(task)
     return bfcl_run_verifier(task.metadata) if kind_of(task.family)[0] == "bfcl" else None
 
