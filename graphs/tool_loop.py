@@ -11,6 +11,10 @@ the role and not to the conversation. In a conversation each turn has the whole 
 cannot call tools writes its code in fenced blocks (`Budget.tool_format`), and gets the results as a
 human message.
 
+A task may have an environment of its own (`hrm_agent.tools.task_environments`). Its tools are then
+offered in place of the Python tool, without a system turn of ours, and the loop ends when the
+episode is over. In an environment that takes answers, an answer without a tool call is an act, too.
+
 No node reads a clock: the durations of model and tool calls are in their messages, so that a replay
 decides as the run did. Functions that take no time are async, too, since LangGraph would run a
 plain function in a thread.
@@ -22,7 +26,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
 
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable
 from langgraph.config import get_config
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -32,6 +38,7 @@ from langgraph.runtime import Runtime
 # before Python 3.12, LangGraph's JSON schemas need the TypedDict of typing_extensions
 from typing_extensions import TypedDict
 
+from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.budget import Prices, refuse_limits, sampled_tokens
 from hrm_agent.graphs.parts.compaction import (
     SUMMARY,
@@ -52,14 +59,16 @@ from hrm_agent.graphs.parts.prompts import TOOL_LOOP_PROMPT, loop_system_turn
 from hrm_agent.models import policy
 from hrm_agent.tools import python, run_tool_calls
 from hrm_agent.tools.fenced import RESULTS, fenced_calls, run_fenced_blocks
+from hrm_agent.tools.task_environments.play import OBSERVED, TaskEnvironment, play, takes_replies
+from hrm_agent.trajectory import StopReason
 
 __all__ = ["Budget", "LoopState", "build_tool_loop", "graph"]
 
 
 _SENT_BACK = "-unread"
 """Suffix of the id of the human message by which the loop sends an answer back."""
-_OWN = (_SENT_BACK, RESULTS, SUMMARY)
-"""Suffixes of the ids of human messages that the loop writes, not a person."""
+_OWN = (_SENT_BACK, RESULTS, SUMMARY, OBSERVED)
+"""Suffixes of the ids of human messages that the loop or an environment writes, not a person."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,8 @@ class LoopState(TypedDict):
     """`StopReason` as plain text (None while the loop continues)."""
     variables: NotRequired[dict[str, Any]]
     """JSON values by name with which the session can begin: `data`, if the task has data."""
+    environment: NotRequired[TaskEnvironment | None]
+    """Environment that the task is played in (None: the tool is Python)."""
 
 
 def build_tool_loop(
@@ -136,25 +147,25 @@ def build_tool_loop(
     ) -> AIMessage:
         left = budget.max_tokens - sampled_tokens(_newest_turn(state["messages"]))
         model = policy(model=budget.model, temperature=budget.temperature, budget=left)
-        fenced = budget.tool_format == "fenced"
-        system = SystemMessage(
-            loop_system_turn(prompt, fenced=fenced, variables=_variables(state, budget))
-        )
         sent = compacted(state["messages"], _OWN)
-        return await (model if fenced else model.bind_tools([python])).ainvoke(
-            [system, *(sent if request is None else with_request(sent, request))]
+        asked = sent if request is None else with_request(sent, request)
+        return await _offering(model, state, budget).ainvoke(
+            [*_system_turn(prompt, state, budget), *asked]
         )
 
     async def reason(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         budget = runtime.context or Budget()
         answer = await ask(state, budget)
         turn = [*_newest_turn(state["messages"]), answer]
-        stop = loop_stop(turn, budget, final=not _asks(answer, budget) and not unread(turn))
+        final = not _asks(answer, budget) and not unread(turn)
+        stop = _stop_before_act(state, turn, budget, final=final)
         return {"messages": [answer], "stop_reason": stop and stop.value}
 
     async def tools(state: LoopState, runtime: Runtime[Budget]) -> dict[str, Any]:
         answer = last_answer(state["messages"])
         budget = runtime.context or Budget()
+        if (environment := state.get("environment")) is not None:
+            return await _played(state, environment, answer, budget)
         tool = python.model_copy(update={"variables": _variables(state, budget)})
         if budget.tool_format == "fenced":
             return {"messages": [await run_fenced_blocks(answer, tool, get_config())]}
@@ -182,7 +193,7 @@ def build_tool_loop(
         "reason", _after_reason, ["tools", END, *(["remind"] if complaint else [])]
     )
     builder.add_node("compact", compact)
-    builder.add_conditional_edges("tools", _after_tools, ["compact", "reason"])
+    builder.add_conditional_edges("tools", _after_tools, ["compact", "reason", END])
     builder.add_conditional_edges("compact", _after_compact, ["reason", END])
     return builder.compile()
 
@@ -190,12 +201,16 @@ def build_tool_loop(
 async def _after_reason(state: LoopState, runtime: Runtime[Budget]) -> str:
     if state.get("stop_reason"):
         return END
+    if takes_replies(state.get("environment")):
+        return "tools"
     return (
         "tools" if _asks(last_answer(state["messages"]), runtime.context or Budget()) else "remind"
     )
 
 
 async def _after_tools(state: LoopState, runtime: Runtime[Budget]) -> str:
+    if state.get("stop_reason"):
+        return END
     budget = runtime.context or Budget()
     answers = sum(isinstance(each, AIMessage) for each in _newest_turn(state["messages"]))
     # the budget needs room for the summary and for an answer after it
@@ -219,6 +234,57 @@ def _asks(answer: AIMessage, budget: Budget) -> bool:
         if budget.tool_format == "fenced"
         else calls_tools(answer)
     )
+
+
+def _system_turn(prompt: str, state: LoopState, budget: Budget) -> list[SystemMessage]:
+    """System turn with `prompt`. In an environment it is the environment's own, if any."""
+    if state.get("environment") is not None:
+        return []
+    fenced = budget.tool_format == "fenced"
+    variables = _variables(state, budget)
+    return [SystemMessage(loop_system_turn(prompt, fenced=fenced, variables=variables))]
+
+
+def _offering(
+    model: Any, state: LoopState, budget: Budget
+) -> Runnable[LanguageModelInput, AIMessage]:
+    """Model with the tools that it is offered. Raises `ConfigError` for an environment and code in
+    fenced blocks.
+    """
+    fenced = budget.tool_format == "fenced"
+    environment = state.get("environment")
+    if environment is None:
+        return model if fenced else model.bind_tools([python])
+    if fenced:
+        raise ConfigError(
+            "tool_format is fenced, and the task's environment is no Python tool.",
+            "Leave tool_format out. An environment whose acts are answers needs no tool calls.",
+        )
+    return model.bind_tools(environment["tools"]) if environment["tools"] else model
+
+
+def _stop_before_act(
+    state: LoopState, turn: Sequence[AnyMessage], budget: Budget, *, final: bool
+) -> StopReason | None:
+    """Stop reason after an answer. If the answer is an act in an environment, other limits than
+    that of tokens count after the act.
+    """
+    if not takes_replies(state.get("environment")):
+        return loop_stop(turn, budget, final=final)
+    stop = loop_stop(turn, budget, final=True)
+    return None if stop is StopReason.ANSWER else stop
+
+
+async def _played(
+    state: LoopState, environment: TaskEnvironment, answer: AIMessage, budget: Budget
+) -> dict[str, Any]:
+    """Update by what an answer does in the environment."""
+    played = await play(answer, environment, get_config())
+    stop = StopReason.ANSWER if played.over else None
+    if stop is None and takes_replies(environment):
+        turn = [*_newest_turn(state["messages"]), *played.messages]
+        stop = loop_stop(turn, budget, final=False)
+    return {"messages": played.messages, "stop_reason": stop and stop.value}
 
 
 def _newest_turn(messages: Sequence[AnyMessage]) -> list[AnyMessage]:

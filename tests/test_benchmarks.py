@@ -43,6 +43,7 @@ QUICK = {
     "learning": "--quick --seeds 1 --problems 2 --only together",
     "on_gpu": "--quick",
     "orchestration": "--conversations 2 --repeats 1",
+    "others_environments": "--quick",
     "processes": "--problems 8 --repeats 1",
     "ray_workers": "--nodes 1 --rollouts 8 --burn 1 --wait 10",
     "real_size": "--quick",

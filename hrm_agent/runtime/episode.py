@@ -75,6 +75,7 @@ from hrm_agent.store import Lease, RunStore
 from hrm_agent.store.checkpoints.memory import read_memory
 from hrm_agent.tools.external_tools import record_external_tools
 from hrm_agent.tools.sessions import end_sessions
+from hrm_agent.tools.task_environments.play import end_episodes
 from hrm_agent.trajectory import (
     ForkRef,
     Journal,
@@ -135,8 +136,10 @@ class Episode:
     """Verifier of the final text, in this process. Its reward is stored as `correct`; if it returns
     several numbers by name, `correct` is among them.
     """
-    verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = None
-    """Verifier of the whole run, in place of `verify`."""
+    verify_run: Callable[[Trajectory], float | Mapping[str, float] | None] | None = None
+    """Verifier of the whole run, in place of `verify`. It may return None if it cannot judge the run,
+    which then has no rewards.
+    """
     forked_from: ForkRef | None = None
     """Moment of another run of this task in the same store, in its first turn, from which a new
     thread begins (None: it begins with the task).
@@ -500,6 +503,7 @@ class EpisodeRunner:
                 active.close()
                 if not isinstance(lease.error, LeaseLostError):
                     await end_sessions(active, self.environment)
+                await end_episodes(active)
 
     def _branched_off(self, episode: Episode, at: ForkRef) -> Trajectory:
         """Record an episode that begins with the lineage of another run."""
@@ -572,7 +576,7 @@ class EpisodeRunner:
 
     def _verified(
         self, begun: Trajectory, episode: Episode, ended: TurnEnd
-    ) -> float | Mapping[str, float]:
+    ) -> float | Mapping[str, float] | None:
         # there is no answer to verify
         if ended.stop_reason is StopReason.UNUSABLE_ANSWER:
             return 0.0
@@ -583,8 +587,10 @@ class EpisodeRunner:
         return episode.verify(ended.answer or "")
 
 
-def _rewards_of(verified: float | Mapping[str, float]) -> dict[str, float]:
+def _rewards_of(verified: float | Mapping[str, float] | None) -> dict[str, float]:
     """Rewards to record, from the value of a verifier. Raises `ValueError` for an invalid value."""
+    if verified is None:
+        return {}
     given = verified if isinstance(verified, Mapping) else {"correct": verified}
     if "correct" not in given or "reward" in given:
         raise ValueError(f"a verifier gives `correct`, and nothing named `reward`: {sorted(given)}")

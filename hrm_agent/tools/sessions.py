@@ -108,7 +108,7 @@ class RecordingSessions:
         if open_recording() is None:
             place = SessionPlace(content_hash("session", _this_process(), *own), None)
         else:
-            line = await self._line(recording, identity)
+            line = await self.line(recording, identity)
             ran = await recording.apart(self._before, recording, identity, line)
             # The name begins with the id of the session's first call. It distinguishes threads of
             # the same name in two runs or stores, since LangGraph's ids are unique. It also seeds
@@ -122,7 +122,7 @@ class RecordingSessions:
         self.names.add(place.name)
         return place
 
-    async def _line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
+    async def line(self, recording: Recording, identity: GraphIdentity) -> CheckpointLineage:
         """Steps that led to the current step of a thread."""
         thread = identity.thread_id
         journal = recording.journal

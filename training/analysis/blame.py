@@ -119,7 +119,7 @@ class BlamedRun:
     """LangGraph's run context of the run."""
     verify: Verifier | None = None
     """Verifier of the final text (None: a rubric scores the forks)."""
-    verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = None
+    verify_run: Callable[[Trajectory], float | Mapping[str, float] | None] | None = None
     """Verifier of the whole run, in place of `verify`."""
 
     @property

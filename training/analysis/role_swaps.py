@@ -76,7 +76,7 @@ class SwappedRun:
     """Base of the seeds of its calls."""
     verify: Callable[[str], float | Mapping[str, float]] | None = None
     """Verifier of the final text (None: a rubric scores the run)."""
-    verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = None
+    verify_run: Callable[[Trajectory], float | Mapping[str, float] | None] | None = None
     """Verifier of the whole run, in place of `verify`."""
 
 

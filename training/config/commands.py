@@ -113,7 +113,8 @@ class TaskSettings(BaseModel):
     tasks: str = "word_problems"
     """Family of tasks: word_problems, reasoning_gym:NAME, arc_agi, a published evaluation (aime:FILE,
     bfcl:FILE, gpqa:FILE, gsm8k:FILE, ifeval:FILE, math500:FILE), a file (.jsonl, .csv, .parquet),
-    hf:NAME, your own as package.module:attribute or ./file.py:attribute, or mix:...
+    hf:NAME, your own as package.module:attribute or ./file.py:attribute, environments as
+    openenv:URL or verifiers:NAME, or mix:...
     """
     rewards: str | None = None
     """Rubric that scores rollouts instead of their task's verifier: package.module:attribute,

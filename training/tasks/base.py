@@ -46,10 +46,12 @@ class Task:
     """Further data about the task, which is stored as JSON."""
     inputs: Mapping[str, Any] | None = field(default=None, compare=False)
     """Input of the graph, as JSON (None: a human message with the prompt)."""
-    verify_run: Callable[[Trajectory], float | Mapping[str, float]] | None = field(
+    verify_run: Callable[[Trajectory], float | Mapping[str, float] | None] | None = field(
         default=None, compare=False, repr=False
     )
-    """Verifier of a whole run, used in place of `verify` (None if the final text is sufficient)."""
+    """Verifier of a whole run, used in place of `verify` (None if the final text is sufficient). It
+    returns None for a run that it cannot judge, such as one whose environment failed.
+    """
 
     def ref(self) -> TaskRef:
         """Part of the task that is stored with a trajectory: everything except verifiers."""

@@ -64,7 +64,10 @@ async def _correct_run(text: str, task: TaskRef, trajectory: Trajectory) -> Scor
     verify = run_verifier_of(task)
     if verify is None:
         return await _correct(text, task)
-    return Scored(verify(trajectory))
+    found = verify(trajectory)
+    if found is None:
+        return Scored(None, "the environment of the run failed")
+    return Scored(found["correct"] if isinstance(found, Mapping) else found)
 
 
 def verifier_spec(tasks: Iterable[TaskRef]) -> str:

@@ -11,7 +11,8 @@
 | `hf:NAME_OR_FOLDER?config=NAME&split=NAME&...` | the rows of a data set of Hugging Face |
 | `arc_agi` | ARC-AGI-1: its training tasks, or its evaluation tasks, each test grid once, as published |
 | `reasoning_gym:NAME?parameter=value` | a generator of reasoning-gym |
-| `verifiers:NAME?argument=value` | the data set of an environment of the library verifiers, with its rubric |
+| `verifiers:NAME?argument=value` | an environment of the library verifiers, with its rubric or rewards |
+| `openenv:URL?...`, `openenv:PACKAGE?...` | episodes of an environment of OpenEnv |
 | `store:RUN?rubric=NAME` | the prompts of the runs of a store (`hrm_agent.training.tasks.stored`) |
 | `dataset:NAME@VERSION` | the examples of a data set (`hrm_agent.training.tasks.dataset`) |
 | `mix:WEIGHT*SPEC,WEIGHT*SPEC` | a mixture of families |
@@ -33,6 +34,7 @@ from typing import Literal
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.training.tasks.dataset import load_dataset
+from hrm_agent.training.tasks.environments import EpisodeReturn, load_openenv, played_source
 from hrm_agent.training.tasks.items import DRAWN
 from hrm_agent.training.tasks.mixture import MixturePart, mixed, read_mixture
 from hrm_agent.training.tasks.own import load_own
@@ -103,6 +105,7 @@ FAMILIES: dict[str, Loader] = {
     "ifeval": load_ifeval,
     "math500": load_math500,
     "mix": _mix,
+    "openenv": load_openenv,
     "reasoning_gym": load_reasoning_gym,
     # original tasks are loaded once for all tasks of a list
     "store": lambda spec, **options: load_stored(
@@ -186,6 +189,8 @@ def verifier_of(
     version.
     """
     name, _ = kind_of(task.family)
+    if played_source(task) is not None:
+        return None
     if name in ("dataset", "store") and (original := original_of(task)) is not task:
         return verifier_of(original, load=load)
     if name == "reasoning_gym":
@@ -207,6 +212,8 @@ def run_verifier_of(task: TaskRef) -> RunVerifier | None:
     """Verifier of whole runs of a recorded task (None if its family verifies the final text, or if
     it cannot be made from the record).
     """
+    if (source := played_source(task)) is not None:
+        return EpisodeReturn(source)
     task = original_of(task)
     return bfcl_run_verifier(task.metadata) if kind_of(task.family)[0] == "bfcl" else None
 

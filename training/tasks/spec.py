@@ -41,6 +41,7 @@ FAMILY_NAMES = (
     "jsonl",
     "math500",
     "mix",
+    "openenv",
     "parquet",
     "reasoning_gym",
     "store",
@@ -50,7 +51,7 @@ FAMILY_NAMES = (
 """Family names, which stand before the colon of a spec. They take precedence over modules and
 packages of the same name.
 """
-WITHOUT_BOX = ("bfcl", "gpqa", "ifeval")
+WITHOUT_BOX = ("bfcl", "gpqa", "ifeval", "openenv", "verifiers")
 r"""Families whose verifiers need no `\boxed{}` in an answer."""
 MODULE = "module"
 """Kind of a spec that names an attribute of a user's module."""

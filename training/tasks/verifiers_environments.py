@@ -6,7 +6,11 @@ does what the environment itself would do during a run. Supported are environmen
 environments whose tools a graph can use (`environment_tools`). Environments that need several
 turns, a state or a group of environments are refused, with the reason.
 
-This module uses the library's v0 interface, which exists up to version 0.3. If a function of the
+This module uses the library's v0 interface, which exists up to version 0.3. Tasksets of its v1
+interface are played in the library itself (`hrm_agent.training.tasks.environments`): with
+`python=PATH` in the interpreter that has the library, or in this one if version 0.4 is installed.
+
+If a function of the
 rubric raises an error, the library scores 0, but this module raises the error: a fault of a judge
 must not count as a wrong answer.
 """
@@ -17,10 +21,11 @@ import inspect
 import json
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +35,7 @@ from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import HrmError, TaskError
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.base import Task
+from hrm_agent.training.tasks.environments import load_episodes
 from hrm_agent.training.tasks.items import tasks_of_items
 from hrm_agent.training.tasks.spec import one_line, read_parameters
 from hrm_agent.trajectory import Trajectory, derive_seed
@@ -139,8 +145,11 @@ def load_verifiers(
     """Load at most `count` rows (None: all) of the environment `NAME?argument=value` as tasks.
 
     Training takes the environment's data set. Evaluation takes the environment's data set for
-    evaluation (the same one if there is no other).
+    evaluation (the same one if there is no other). A taskset of the v1 interface is loaded if the
+    query names an interpreter (`python`), or if the installed library has no other interface.
     """
+    if "python" in read_parameters(spec.partition("?")[2]) or _has_only_v1():
+        return load_episodes(f"verifiers:{spec}", split=split, seed=seed, count=count)
     environment = _environment(spec, str(Path(folder or "").resolve()))
     try:
         rows: Any = environment.get_eval_dataset() if split == "eval" else environment.get_dataset()
@@ -189,12 +198,23 @@ def _environment(spec: str, folder: str) -> Any:
     return environment
 
 
+def _has_only_v1() -> bool:
+    """True if the installed library has the v1 interface alone."""
+    try:
+        found = metadata.version("verifiers")
+    except metadata.PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in re.findall(r"\d+", found)[:2]) >= (0, 4)
+
+
 def _library() -> Any:
     try:
         import verifiers  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise HrmError(
-            "The library verifiers is not installed.", "Run: pip install 'verifiers<0.4'"
+            "The library verifiers is not installed.",
+            "Run: pip install 'verifiers<0.4'. Or name the interpreter that has version 0.4, with"
+            " verifiers:NAME?python=PATH.",
         ) from error
     if not hasattr(verifiers, "load_environment") or not hasattr(verifiers, "ToolEnv"):
         version = getattr(verifiers, "__version__", "of this version")

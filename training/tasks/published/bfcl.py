@@ -45,7 +45,7 @@ _CATEGORY_KEY, _EXPECTED_KEY = "category", "expected"
 """Keys in a task's metadata: category of the row, and its calls as `ExpectedCall`."""
 _GIVE = "Give the published file."
 
-RunVerifier = Callable[[Trajectory], float]
+RunVerifier = Callable[[Trajectory], float | Mapping[str, float] | None]
 
 
 def load_bfcl(

@@ -1,0 +1,1 @@
+"""Environments of OpenEnv and verifiers: rewards against those projects' own evaluation."""

@@ -1,0 +1,1 @@
+"""Scripts that run in the interpreter of an environment. They import nothing of this package."""
