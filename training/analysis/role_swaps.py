@@ -46,6 +46,7 @@ from hrm_agent.training.rollout.eligibility import Why, fault_of, needs_second_a
 from hrm_agent.training.rollout.rollout import second_attempt
 from hrm_agent.training.rollout.scoring import Score
 from hrm_agent.trajectory import (
+    AskedModel,
     Call,
     GraphIdentity,
     Journal,
@@ -368,8 +369,11 @@ class SwapRecording(MeteredRecording):
         tools: Sequence[Any] = (),
         *,
         former_hash: str = "",
+        model: AskedModel | None = None,
     ) -> Call | int:
-        claimed = super().claim(identity, request_hash, messages, tools, former_hash=former_hash)
+        claimed = super().claim(
+            identity, request_hash, messages, tools, former_hash=former_hash, model=model
+        )
         if isinstance(claimed, Call):
             return claimed
         found = self._answer(identity, request_hash)
