@@ -122,6 +122,8 @@ async def run_until_refused(
         waiting.cancel()
         running.cancel()
         await asyncio.wait({running})
+        if not running.cancelled():
+            running.exception()  # otherwise asyncio reports it as never retrieved
     if stuck.error is not None and not isinstance(stuck.error, BudgetUsedUp):
         raise stuck.error
     return None

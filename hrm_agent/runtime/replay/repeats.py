@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,9 +73,7 @@ def run_on_record(store: RunStore, header: Trajectory, graph: str, task: TaskRef
     return RunOnRecord(
         store.journal.with_calls(header),
         store.journal.draws_of(header),
-        TaskPathResolver(
-            saver, header.thread_id, loaded, lambda task_id: named.get(task_id, "")
-        ),
+        TaskPathResolver(saver, header.thread_id, loaded, lambda task_id: named.get(task_id, "")),
     )
 
 
@@ -97,14 +95,14 @@ class _ToolHistory:
         """Record of an equal call whose predecessors were all given out (None if there is none)."""
         fitting = [
             call
-            for call in self.calls
+            for number, call in enumerate(self.calls)
             if call.id not in self.given
             and call.status is not None
             and (call.name, call.arguments) == (wanted.name, wanted.arguments)
             and all(
                 each.id in self.given
-                for each in self.calls
-                if each.ended_at is not None and each.ended_at <= call.started_at
+                for place, each in enumerate(self.calls)
+                if (place < number if each.ended_at is None else each.ended_at <= call.started_at)
             )
         ]
         same_id = (call for call in fitting if call.tool_call_id == wanted.tool_call_id)
