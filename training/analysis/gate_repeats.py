@@ -69,7 +69,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """First request or tool call of a repetition that is not recorded."""
+    """First request or tool call of a repetition that the recorded run did not make."""
 
     role: str
     """Role that makes it."""
@@ -89,9 +89,11 @@ class Repeat:
     trajectory: Trajectory | None
     """Ended repetition (None: it waits where a request was refused)."""
     difference: Difference | None
-    """First difference (None: all requests and tool calls are recorded)."""
+    """First difference (None: all requests and tool calls are those of the recorded run)."""
     unused: tuple[Call, ...]
-    """Recorded answers that were not used when the offline part ended."""
+    """Recorded answers that were left when the offline part ended."""
+    answered: int = 0
+    """Number of answers of earlier starts that were used in the offline part."""
     refused: str = ""
     """Reason why the repetition cannot be continued (empty if it can)."""
 
@@ -172,13 +174,13 @@ class Repeats:
         except _NoResult as error:
             refused = error.message
         if known is not None:
-            return Repeat(run, sample, ended, known.difference, known.unused, refused)
+            return replace(known, sample=sample, trajectory=ended, refused=refused)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
         difference = None if active is None else _difference(self._source, active)
-        unused = () if active is None else tuple(call for _, call in active.answers.calls)
-        # a tool that may not run is refused offline already
-        return Repeat(run, sample, ended, difference, unused, refused)
+        unused = () if active is None else tuple(active.unused())
+        answered = 0 if active is None else active.answered_earlier
+        return Repeat(run, sample, ended, difference, unused, answered, refused)
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""

@@ -81,7 +81,7 @@ def expected_lines(found: RunsToRepeat, expected: Expected, cost: float) -> Iter
     for (role, words), count in expected.differences.most_common(_NAMED):
         yield f"  {_count(count, 'run')}, role {role}: {words}"
     if not expected.requests:
-        yield "No recorded request follows the differences."
+        yield "Nothing is to be asked, if no request follows that is not on record."
         return
     money = "" if math.isnan(cost) or not cost else f", cost {cost:.4g}"
     yield (
