@@ -127,6 +127,8 @@ class Repeats:
         self._run_id = run_id
         self._tools: ToolRule = tools
         self._meter = meter
+        self.policies = set[str]()
+        """Names of all models that were behind policy()."""
         self._before = dict[str, list[tuple[int, Trajectory]]]()
         for header in store.journal.headers("run_id = ?", (run_id,)):
             start, _, rest = header.thread_id.removeprefix(f"{run_id}/").partition("/")
@@ -173,6 +175,8 @@ class Repeats:
             ended = await run_until_refused(replace(runner, record=record), episode, stuck)
         except _NoResult as error:
             refused = error.message
+        for each in recordings:
+            self.policies |= each.policies
         if known is not None:
             return replace(known, sample=sample, trajectory=ended, refused=refused)
         active = next((each for each in recordings if each.unrecorded), None)

@@ -135,6 +135,8 @@ class RepeatingRecording(Recording):
         self.unrecorded: UnrecordedRequest | None = None
         """First request or tool call that the run to repeat did not make (None if it made all)."""
         taken = {_moment(call) for call in own.calls} if own is not None else set[Any]()
+        self.policies = set[str]()
+        """Names of the models that stood behind policy()."""
         pools = [_fresh(record, taken) for record in records]
         self.answers = RecordedAnswers(pools[0], [])
         self._earlier = RecordedAnswers([each for pool in pools[1:] for each in pool], [])
@@ -157,6 +159,8 @@ class RepeatingRecording(Recording):
         former_hash: str = "",
         model: AskedModel | None = None,
     ) -> Call | int:
+        if model is not None and model.sent is None:
+            self.policies.add(model.name)
         claimed = super().claim(
             identity, request_hash, messages, tools, former_hash=former_hash, model=model
         )

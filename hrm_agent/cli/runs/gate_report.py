@@ -15,8 +15,8 @@ from hrm_agent.training.evaluation.budget import Meter
 from hrm_agent.training.evaluation.prices import Prices
 
 if TYPE_CHECKING:
-    from hrm_agent.cli.training.gate import GateConfig
-    from hrm_agent.cli.training.gate_runs import RunsToRepeat
+    from hrm_agent.cli.runs.gate import GateConfig
+    from hrm_agent.cli.runs.gate_runs import RunsToRepeat
 
 __all__ = [
     "expected_data",
@@ -31,6 +31,8 @@ __all__ = [
 
 _NAMED = 10
 """Maximum number of runs that a sentence names. The JSON has all."""
+_CHARACTERS = 60
+"""Maximum number of characters of a prompt in a table."""
 _LISTED = 20
 """Maximum number of runs in a table."""
 
@@ -156,6 +158,7 @@ def _run_data(each: ComparedRun) -> dict[str, Any]:
         "run": each.run.trajectory.id,
         "thread": each.run.trajectory.thread_id,
         "task": each.run.trajectory.task.id,
+        "prompt": each.run.trajectory.task.prompt,
         "old": each.old,
         "new": each.new,
         "old_answer": each.run.trajectory.answer,
@@ -205,7 +208,13 @@ def print_report(output: Output, data: Mapping[str, Any]) -> None:
     shown = [*data["worse"], *data["better"]][:_LISTED]
     if shown:
         rows = [
-            (each["thread"], each["task"], each["old"], each["new"], each["difference"])
+            (
+                each["thread"],
+                _short(each["prompt"]),
+                each["old"],
+                each["new"],
+                each["difference"],
+            )
             for each in shown
         ]
         output.table(("run", "task", "old", "new", "first difference"), rows)
@@ -327,6 +336,11 @@ def _points(share: float) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}..."
 
 
 def _names(names: Sequence[str]) -> str:

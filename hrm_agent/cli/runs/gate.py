@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.own_types import add_own_types
 from hrm_agent.cli.common.run_folder import existing_store
-from hrm_agent.cli.training.gate_report import (
+from hrm_agent.cli.runs.gate_report import (
     expected_data,
     expected_lines,
     expected_money,
@@ -30,7 +30,7 @@ from hrm_agent.cli.training.gate_report import (
     report_data,
     save_for_viewer,
 )
-from hrm_agent.cli.training.gate_runs import RunsToRepeat, Wanted, runs_to_repeat, scorer_of
+from hrm_agent.cli.runs.gate_runs import RunsToRepeat, Wanted, runs_to_repeat, scorer_of
 from hrm_agent.config import compare_on_resume, save_config, secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
@@ -47,7 +47,7 @@ from hrm_agent.training.analysis.gate import (
     expected_cost,
     repeated_offline,
 )
-from hrm_agent.training.analysis.gate_repeats import Repeat, Repeats, ToolRule
+from hrm_agent.training.analysis.gate_repeats import Repeats, ToolRule
 from hrm_agent.training.evaluation.budget import Meter, read_budget
 from hrm_agent.training.evaluation.prices import read_prices
 from hrm_agent.training.rollout.rollout import run_id_of
@@ -284,7 +284,9 @@ async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> 
         found = runs_to_repeat(source, _wanted(config, budget is None), store, environment)
         spec = scorer_of(found, source, config.rewards)
         refuse_comparing(spec)
-        meter = Meter(out / "asked.jsonl", prices, budget, store.journal.calls_among)
+        meter = Meter(
+            out / "asked.jsonl", prices, budget, store.journal.calls_among, own_models=True
+        )
         before = meter.requests
         closed = Meter(out / "asked.jsonl", prices, None, store.journal.calls_among)
         closed.close()
@@ -297,8 +299,8 @@ async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> 
                 concurrency=_CONCURRENCY,
                 on_done=lambda: advance(""),
             )
-        if config.policy and config.policy not in found.policies:
-            _refuse_without_effect(config.policy, offline)
+        if all(each.trajectory is not None for each in offline):
+            _refuse_without_effect(config.policy, repeats.policies)
         expected = expected_cost(offline, config.samples)
         cost = expected_money(expected, prices, config.policy)
         if not ask:
@@ -324,6 +326,7 @@ async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> 
                 concurrency=concurrency,
                 on_done=lambda: advance(""),
             )
+        _refuse_without_effect(config.policy, repeats.policies)
     return _report(config, out, output, found, result, expected, cost, meter, before)
 
 
@@ -342,9 +345,10 @@ def _wanted(config: GateConfig, retries: bool) -> Wanted:
     )
 
 
-def _refuse_without_effect(policy: str, offline: Sequence[Repeat]) -> None:
-    """Raise `ConfigError` if no run would ask another policy."""
-    if all(each.trajectory is not None for each in offline):
+def _refuse_without_effect(policy: str, asked: Collection[str]) -> None:
+    """Raise `ConfigError` if no run asks the new policy. `asked`: models behind policy()."""
+    loaded = policy.partition(":")[2].partition("?")[0]
+    if policy and not {policy, loaded} & {*asked}:
         raise ConfigError(
             f"No run asks {policy}: the graph asks models of its own.",
             "Let the graph take its model from policy(), or let the policy answer for them:"
