@@ -35,9 +35,9 @@ from hrm_agent.training.tasks.own_verifier import VERIFIER
 from hrm_agent.trajectory import Call, RunStatus, Scoring, StopReason, Trajectory
 
 __all__ = [
-    "ComparedRun",
     "Expected",
     "GateResult",
+    "GatedRun",
     "compare_runs",
     "expected_cost",
     "failed_runs",
@@ -69,7 +69,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRun:
+class GatedRun:
     """Run with its scores."""
 
     run: RecordedRun
@@ -94,7 +94,7 @@ class GateResult:
     """True if all runs were repeated exactly, and nothing was asked."""
     used_up: bool
     """True if the budget ended the comparison."""
-    compared: list[ComparedRun]
+    compared: list[GatedRun]
     """Runs that were compared."""
     left_out: dict[str, list[RecordedRun]] = field(
         default_factory=lambda: defaultdict[str, list[RecordedRun]](list)
@@ -119,11 +119,11 @@ class GateResult:
         return _mean_over_tasks(self.compared, lambda each: each.new)
 
     @property
-    def worse(self) -> list[ComparedRun]:
+    def worse(self) -> list[GatedRun]:
         return sorted((e for e in self.compared if e.new < e.old), key=lambda e: e.new - e.old)
 
     @property
-    def better(self) -> list[ComparedRun]:
+    def better(self) -> list[GatedRun]:
         return sorted((e for e in self.compared if e.new > e.old), key=lambda e: e.old - e.new)
 
 
@@ -239,7 +239,7 @@ class _Comparison:
         old: dict[str, float],
     ) -> GateResult:
         compared = [
-            ComparedRun(each.run, old[each.run.trajectory.id], old[each.run.trajectory.id], (each,))
+            GatedRun(each.run, old[each.run.trajectory.id], old[each.run.trajectory.id], (each,))
             for task in order
             for each in by_task[task]
         ]
@@ -258,7 +258,7 @@ class _Comparison:
         on_look: Callable[[Look], object] | None,
     ) -> GateResult:
         planned = len(order)
-        compared = list[ComparedRun]()
+        compared = list[GatedRun]()
         differences = list[float]()
         done = 0
         found = Look(0, Estimate(0.0, -1.0, 1.0), None)
@@ -307,20 +307,20 @@ class _Comparison:
 
     async def _task(
         self, offline: Sequence[Repeat], old: dict[str, float]
-    ) -> list[ComparedRun] | None:
+    ) -> list[GatedRun] | None:
         """Runs of a task that can be compared (None if the budget does not suffice)."""
         ends = await run_group(offline, lambda each: self._run(each, old[each.run.trajectory.id]))
         if any(each is None for each in ends):
             return None
-        return [each for each in ends if isinstance(each, ComparedRun)]
+        return [each for each in ends if isinstance(each, GatedRun)]
 
-    async def _run(self, offline: Repeat, old: float) -> ComparedRun | str | None:
+    async def _run(self, offline: Repeat, old: float) -> GatedRun | str | None:
         """Comparison of a run, or the reason why it is left out (None if the budget does not
         suffice).
         """
         if offline.unchanged:
             self._done()
-            return ComparedRun(offline.run, old, old, (offline,))
+            return GatedRun(offline.run, old, old, (offline,))
         if offline.refused:
             return self._leave_out(offline, offline.refused)
         # without a difference in the requests, all samples are equal
@@ -337,7 +337,7 @@ class _Comparison:
             return self._leave_out(offline, reason)
         new = fmean(each for each in scores if not isinstance(each, str))
         self._done()
-        return ComparedRun(offline.run, old, new, tuple(made))
+        return GatedRun(offline.run, old, new, tuple(made))
 
     async def _live(self, offline: Repeat, sample: int) -> Repeat:
         if not sample and offline.trajectory is not None:
@@ -425,7 +425,7 @@ def _unfit(trajectory: Trajectory) -> str:
     return ""
 
 
-def failed_runs(compared: Sequence[ComparedRun]) -> dict[str, int]:
+def failed_runs(compared: Sequence[GatedRun]) -> dict[str, int]:
     """Error -> number of runs of the new agent that ended by it."""
     ends = (repeat.trajectory for each in compared for repeat in each.repeats)
     return Counter(
@@ -439,9 +439,7 @@ def _task_of(run: RecordedRun) -> tuple[str, str]:
     return run.trajectory.task.id, run.trajectory.task.prompt
 
 
-def _mean_over_tasks(
-    compared: Sequence[ComparedRun], score: Callable[[ComparedRun], float]
-) -> float:
+def _mean_over_tasks(compared: Sequence[GatedRun], score: Callable[[GatedRun], float]) -> float:
     by_task = defaultdict[tuple[str, str], list[float]](list)
     for each in compared:
         by_task[_task_of(each.run)].append(score(each))

@@ -37,7 +37,7 @@ from hrm_agent.trajectory import (
     derive_seed,
 )
 
-__all__ = ["Difference", "RecordedRun", "Repeat", "Repeats", "ToolRule"]
+__all__ = ["FirstDifference", "RecordedRun", "Repeat", "Repeats", "ToolRule"]
 
 ToolRule = Literal["recorded", "run", "refuse"]
 """Rule for tool calls. `recorded`: recorded results are used if the call and its history are equal,
@@ -54,7 +54,7 @@ class RecordedRun:
     trajectory: Trajectory
     """Run that has ended, without its calls."""
     task: TaskRef
-    """Its task, with the options of the graph."""
+    """Task of the run, with the options of the graph."""
     graph: str
     """Name of the graph that repeats it."""
     context: Mapping[str, Any]
@@ -62,13 +62,13 @@ class RecordedRun:
     seed: int
     """Base of the seeds of its calls."""
     runner: EpisodeRunner
-    """Runner that need not have loaded its policy."""
+    """Runner that need not have loaded its policy, with another store than that of the gate."""
     live: Callable[[], EpisodeRunner]
     """Function that returns the runner that may ask."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """First request or tool call of a repetition that the recorded run did not make."""
 
     role: str
@@ -84,11 +84,12 @@ class Repeat:
     """Repetition of a run, as far as it has come."""
 
     run: RecordedRun
+    """Recorded run that is repeated."""
     sample: int
     """Index of the sample of the new agent."""
     trajectory: Trajectory | None
     """Ended repetition (None: it waits where a request was refused)."""
-    difference: Difference | None
+    difference: FirstDifference | None
     """First difference (None: all requests and tool calls are those of the recorded run)."""
     unused: tuple[Call, ...]
     """Recorded answers that were left when the offline part ended."""
@@ -172,7 +173,9 @@ class Repeats:
         ended = None
         refused = ""
         try:
-            ended = await run_until_refused(replace(runner, record=record), episode, stuck)
+            ended = await run_until_refused(
+                replace(runner, store=self._store, record=record), episode, stuck
+            )
         except _NoResult as error:
             refused = error.message
         for each in recordings:
@@ -252,7 +255,7 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         raise asyncio.CancelledError from error
 
 
-def _difference(store: RunStore, recording: RepeatingRecording) -> Difference | None:
+def _difference(store: RunStore, recording: RepeatingRecording) -> FirstDifference | None:
     asked = recording.unrecorded
     if asked is None:
         return None
@@ -260,9 +263,9 @@ def _difference(store: RunStore, recording: RepeatingRecording) -> Difference | 
     node = asked.identity.node
     if asked.tool_call is not None:
         words = f"{node} calls {asked.tool_call.name}, which has no recorded result"
-        return Difference(asked.identity.role, words, ())
+        return FirstDifference(asked.identity.role, words, ())
     lines = tuple(first_difference(store, recording))
     what = "asks what is not recorded"
     if isinstance(nearest, Call):
         what = "sends another request" if lines else "asks another model, or with other options"
-    return Difference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])
+    return FirstDifference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])

@@ -33,7 +33,9 @@ class Stuck:
     """
 
     loop: asyncio.AbstractEventLoop
+    """Event loop of the run."""
     event: asyncio.Event = field(default_factory=asyncio.Event)
+    """Event that is set when the run cannot go on."""
     error: HrmError | None = None
     """Error by which the request was refused."""
 

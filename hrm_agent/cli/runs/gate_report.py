@@ -6,17 +6,14 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hrm_agent.cli.common.output import Output, remark
-from hrm_agent.training.analysis.gate import ComparedRun, Expected, GateResult, failed_runs
+from hrm_agent.cli.runs.gate_runs import GateConfig, RunsToRepeat
+from hrm_agent.training.analysis.gate import Expected, GatedRun, GateResult, failed_runs
 from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.evaluation.budget import Meter
 from hrm_agent.training.evaluation.prices import Prices
-
-if TYPE_CHECKING:
-    from hrm_agent.cli.runs.gate import GateConfig
-    from hrm_agent.cli.runs.gate_runs import RunsToRepeat
 
 __all__ = [
     "expected_data",
@@ -151,7 +148,7 @@ def report_data(
     }
 
 
-def _run_data(each: ComparedRun) -> dict[str, Any]:
+def _run_data(each: GatedRun) -> dict[str, Any]:
     difference = each.repeats[0].difference
     new = each.repeats[0].trajectory
     return {
@@ -170,7 +167,7 @@ def _run_data(each: ComparedRun) -> dict[str, Any]:
     }
 
 
-def _cause(each: ComparedRun) -> str:
+def _cause(each: GatedRun) -> str:
     difference = each.repeats[0].difference
     if difference is not None:
         return difference.words
