@@ -246,6 +246,18 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         self._offline = offline
         opened.append(self)
 
+    def may_load(self, *, can_wait: bool) -> bool:
+        if not self._offline:
+            return True
+        error = BudgetUsedUp("Nothing is asked offline.")
+        if self._closed:  # a node in a thread cannot be cancelled
+            raise error
+        if not can_wait:
+            self._refuse(error)
+        self._stuck.error = self._stuck.error or error
+        self._stuck.report()
+        return False
+
     def runs_tool(self, started: ToolCall) -> None:
         if self._tools_rule == "refuse":
             self._refuse(
