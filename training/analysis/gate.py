@@ -183,7 +183,6 @@ async def compare_runs(
     seed: int,
     concurrency: int,
     on_done: Callable[[], object] | None = None,
-    on_look: Callable[[Look], object] | None = None,
 ) -> GateResult:
     """Compare all runs, or as many as a clear verdict needs. `offline`: the offline parts of their
     repetitions. `old`: their scores, by trajectory id. Raises `RunError` if no run can be compared.
@@ -196,7 +195,7 @@ async def compare_runs(
     random.Random(seed).shuffle(order)
     if all(each.unchanged for tasks in by_task.values() for each in tasks):
         return comparison.all_unchanged(order, by_task, old)
-    return await comparison.in_batches(order, by_task, old, margin, on_look)
+    return await comparison.in_batches(order, by_task, old, margin)
 
 
 class _Comparison:
@@ -238,7 +237,6 @@ class _Comparison:
         by_task: Mapping[tuple[str, str], list[Repeat]],
         old: Mapping[str, float],
         margin: float,
-        on_look: Callable[[Look], object] | None,
     ) -> GateResult:
         planned = len(order)
         compared = list[GatedRun]()
@@ -263,8 +261,6 @@ class _Comparison:
                     planned -= 1
             if differences:
                 found = look(differences, planned, margin=margin)
-            if on_look is not None:
-                on_look(found)
         if not compared and used_up:
             raise RunError(
                 "The budget does not suffice for one task.",
@@ -275,6 +271,10 @@ class _Comparison:
                 f"No run can be compared: {next(iter(self.left_out))}.",
                 "Name runs that can: RUNS or --run.",
             )
+        exact = done == len(order) and not self.left_out
+        if exact and all(each.unchanged for one in compared for each in one.repeats):
+            found = look(differences, planned, unchanged=True)
+            return GateResult(found, planned, True, False, compared)
         return GateResult(found, planned, False, used_up, compared, self.left_out)
 
     def _batch(

@@ -92,8 +92,10 @@ class Repeat:
     """Ended repetition (None: it waits where a request was refused)."""
     difference: FirstDifference | None
     """First difference (None: all requests and tool calls are those of the recorded run)."""
+    other_requests: bool
+    """True if a request to a model is not that of the recorded run."""
     unused: tuple[Call, ...]
-    """Recorded answers that were left when the offline part ended."""
+    """Recorded answers that are left."""
     answered: int = 0
     """Number of answers of earlier starts that were used in the offline part."""
     begun: int = 0
@@ -103,12 +105,12 @@ class Repeat:
 
     @property
     def unchanged(self) -> bool:
-        """True if the repetition has the recorded requests, tool calls and end."""
+        """True if the repetition has the recorded requests and end."""
         now = self.trajectory
         then = self.run.trajectory
         return (
             now is not None
-            and self.difference is None
+            and not self.other_requests
             and not self.unused
             and (now.status, now.answer) == (then.status, then.answer)
         )
@@ -186,14 +188,23 @@ class Repeats:
             refused = error.message
         for each in recordings:
             self.policies |= each.policies
-        if known is not None:
-            return replace(known, sample=sample, trajectory=ended, refused=refused)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
         difference = None if active is None else _difference(self._source, active)
         unused = () if active is None else tuple(active.unused())
+        other = any(each.other_requests for each in recordings)
         answered = 0 if active is None else active.answered_earlier
-        return Repeat(run, sample, ended, difference, unused, answered=answered, refused=refused)
+        found = Repeat(
+            run, sample, ended, difference, other, unused, answered=answered, refused=refused
+        )
+        if known is None:
+            return found
+        # a further sample has its own start; the first one continues the offline part
+        return replace(
+            found,
+            difference=known.difference or difference,
+            other_requests=known.other_requests or other,
+        )
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""

@@ -135,6 +135,8 @@ class RepeatingRecording(Recording):
         self.unrecorded: UnrecordedRequest | None = None
         """First request or tool call that the run to repeat did not make (None if it made all)."""
         taken = {_moment(call) for call in own.calls} if own is not None else set[Any]()
+        self.other_requests = False
+        """True if a request to a model is not that of the run to repeat."""
         self.unrecorded_model = ""
         """Name of the model to which that request goes (empty: not known, or a tool call)."""
         self.policies = set[str]()
@@ -177,6 +179,7 @@ class RepeatingRecording(Recording):
         with self.answers.lock:
             found = self.answers.take_if(asked, same)
             if found is None:
+                self.other_requests = True
                 if self.unrecorded is None:
                     self.unrecorded = asked
                     self.unrecorded_model = "" if model is None else model.name
