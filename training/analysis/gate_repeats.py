@@ -32,6 +32,7 @@ from hrm_agent.training.evaluation.metered import MeteredRecording, Stuck, run_u
 from hrm_agent.trajectory import (
     Call,
     Journal,
+    RunStatus,
     TaskRef,
     ToolCall,
     Trajectory,
@@ -44,6 +45,8 @@ ToolRule = Literal["recorded", "run", "refuse"]
 """Rule for tool calls. `recorded`: recorded results are used if the call and its history are equal,
 other calls run. `run`: all run. `refuse`: as `recorded`, but other calls end the repetition.
 """
+_REFUSALS = frozenset({"BadRequestError", "InvalidArgument", "UnprocessableEntityError"})
+"""Classes of errors by which providers refuse a request that is not valid."""
 _MOST_LINES = 40
 """Maximum number of lines of a difference that are kept."""
 
@@ -188,6 +191,8 @@ class Repeats:
             refused = error.message
         for each in recordings:
             self.policies |= each.policies
+        if ended is not None and ended.status is RunStatus.FAILED:
+            self._refuse_outage(ended)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
         difference = None if active is None else _difference(self._source, active)
@@ -205,6 +210,18 @@ class Repeats:
             difference=known.difference or difference,
             other_requests=known.other_requests or other,
         )
+
+    def _refuse_outage(self, ended: Trajectory) -> None:
+        """Raise `RunError` if a run failed since a model of the graph did not answer. This says
+        nothing about the agent, unless the model refused the request itself.
+        """
+        for call in ended.failed_calls:
+            if self.meter.was_asked(call.id) and call.error is not None:
+                if not _REFUSALS & {kind.rpartition(":")[2] for kind in call.error.kinds}:
+                    raise RunError(
+                        f"The model {call.model} gave no answer: {call.error}.",
+                        "What is recorded is kept. The same command asks again.",
+                    )
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.basics.unicode import for_terminal
 from hrm_agent.cli.common.output import Output, remark
 from hrm_agent.cli.runs.gate_runs import GateConfig, RunsToRepeat
 from hrm_agent.training.analysis.gate import Expected, GatedRun, GateResult, failed_runs
@@ -237,8 +238,9 @@ def _notes(data: Mapping[str, Any]) -> Iterator[str]:
         yield f"Stopped when the verdict was clear: {data['tasks']} of {data['planned_tasks']} tasks."
     if data["budget_used_up"]:
         yield (
-            f"The budget of {data['budget']} is used up after {data['tasks']} of"
-            f" {data['planned_tasks']} tasks. With a larger --budget the same command continues."
+            f"The budget of {data['budget']} does not suffice for the next request, after"
+            f" {data['tasks']} of {data['planned_tasks']} tasks. With a larger --budget the same"
+            " command continues."
         )
     yield _asked_line(data)
 
@@ -287,7 +289,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         lines.append("")
         lines += _diff_lines(data["worse"])
     lines += [f"* {_plain(line)}" for line in _notes(data)]
-    return "\n".join([*lines, ""])
+    return for_terminal("\n".join([*lines, ""]))
 
 
 def _diff_lines(worse: Sequence[Mapping[str, Any]]) -> list[str]:
