@@ -36,6 +36,7 @@ from hrm_agent.trajectory import (
     TaskRef,
     ToolCall,
     Trajectory,
+    call_id,
     derive_seed,
 )
 
@@ -216,12 +217,15 @@ class Repeats:
         nothing about the agent, unless the model refused the request itself.
         """
         for call in ended.failed_calls:
-            if self.meter.was_asked(call.id) and call.error is not None:
-                if not _REFUSALS & {kind.rpartition(":")[2] for kind in call.error.kinds}:
-                    raise RunError(
-                        f"The model {call.model} gave no answer: {call.error}.",
-                        "What is recorded is kept. The same command asks again.",
-                    )
+            place = call.identity
+            asked = self.meter.was_asked(call_id(place.thread_id, place.task_id, call.call_index))
+            kinds = call.error.kinds if call.error is not None else ()
+            refused = _REFUSALS & {kind.rpartition(":")[2] for kind in kinds}
+            if asked and not refused:
+                raise RunError(
+                    f"The model {call.model} gave no answer: {call.error}.",
+                    "What is recorded is kept. The same command asks again.",
+                )
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""
