@@ -29,11 +29,11 @@ from hrm_agent.runtime.settings import RunnerOptions
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
 from hrm_agent.training.analysis.gate_repeats import RecordedRun, ToolRule
-from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.rollout.rollout import recorded_seed
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
-from hrm_agent.training.tasks.own_verifier import verifier_spec
+from hrm_agent.training.tasks.own_verifier import VERIFIER, verifier_spec
 from hrm_agent.trajectory import (
     TASK_INPUTS,
     RunStatus,
@@ -202,8 +202,9 @@ def _read_folder(found: RunsToRepeat, where: str) -> None:
             )
         rubrics = dict.fromkeys(found.trained.rubrics)
         found.rewards = next(iter(rubrics), None) or "" if len(rubrics) == 1 else ""
-    else:
-        found.rewards = str(values.get("rewards") or "")
+    elif command in ("collect", "eval"):
+        made = build_config(CollectConfig, values, CONFIG_FILE, on_record=True)
+        found.rewards = made.rewards or ""
 
 
 def _headers(source: RunStore, given: GateConfig, trained: GrpoConfig | None) -> list[Trajectory]:
@@ -293,7 +294,7 @@ def _load(policy: str, given: GateConfig) -> Backend:
 def scorer_of(runs: RunsToRepeat, source: RunStore, rewards: str) -> str:
     """Import path of the rubric that scores both sides. Raises `ConfigError` without one."""
     spec = rewards or runs.rewards
-    if spec:
+    if spec and spec != VERIFIER:
         return spec
     tasks = [each.trajectory.task for each in runs.runs]
     folder = runs.folder or source.folder
