@@ -38,6 +38,7 @@ QUICK = {
     "environment.load": "--quick",
     "environment.queue": "--quick",
     "film": "--quick",
+    "gate": "--quick",
     "gpu_training": "--quick --device cpu --dtype float32",
     "learning": "--quick --seeds 1 --problems 2 --only together",
     "on_gpu": "--quick",

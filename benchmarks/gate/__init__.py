@@ -1,0 +1,1 @@
+"""What a gate of stored runs finds, and what it asks."""
