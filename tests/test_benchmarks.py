@@ -70,6 +70,7 @@ LONGEST = {
     "environment",
     "environment.queue",
     "film",
+    "gate",
     "learning",
     "orchestration",
     "processes",

@@ -1,1 +1,1 @@
-"""What a gate of stored runs finds, and what it asks."""
+"""Benchmark of `gate`: its verdicts, and the requests that they take."""
