@@ -9,7 +9,8 @@
   wording. The server counts requests. They are compared with the steps from the first changed
   request on, of the runs that the verdict is based on, and with a whole evaluation.
 * kills: a gate is killed at random moments and started again. The server counts requests that were
-  sent twice: all, and those that it had answered half a second before the kill.
+  sent twice: all, and those that it had answered half a second before the kill. A request that was
+  under way at the kill has to be sent again. Recorded answers must not be asked for again.
 * budget: gates with budgets that do not suffice. The server counts tokens.
 
 The agents are a plain LangGraph agent, recorded by `hrm-agent record` (three model calls, of which the
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +133,8 @@ def kills(folder: Path, server: CountingServer, agent: str, times: int, runs: in
             killed.append(time.monotonic())
     resumed = gate(folder, server, recorded, "killed")
     sent = Counter(each.digest for each in server.asked)
-    answered = {each.digest: each.ended_at for each in reversed(server.asked)}
-    twice = [digest for digest, count in sent.items() if count > 1]
+    first = {each.digest: each.ended_at for each in reversed(server.asked)}
+    twice = [first[digest] for digest, count in sent.items() if count > 1]
     requests = len(server.asked)
     server.asked.clear()
     whole = gate(folder, server, recorded, "whole")
@@ -141,9 +143,13 @@ def kills(folder: Path, server: CountingServer, agent: str, times: int, runs: in
         "kills": len(killed),
         "requests": requests,
         "requests_without_kills": whole["requests"],
+        # a request that was under way at a kill has no recorded answer
+        "recorded": resumed["asked"]["requests"],
+        "recorded_twice": resumed["asked"]["requests"] - len(sent),
         "sent_twice": len(twice),
         "sent_twice_though_answered": sum(
-            not any(0 <= moment - answered[digest] < LOST for moment in killed) for digest in twice
+            ended < min((moment for moment in killed if moment >= ended), default=inf) - LOST
+            for ended in twice
         ),
         "same_result": all(resumed[name] == whole[name] for name in same),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
 import threading
@@ -35,16 +36,16 @@ _SECONDS = 0.005
 """Time that an answer takes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
-    """Request that the server has answered."""
+    """Request that the server has read."""
 
     digest: str
     """Hash of the request's body."""
     problem: int
     """Number of the problem in the request."""
-    ended_at: float
-    """Time at which the answer was sent, of the monotonic clock."""
+    ended_at: float = math.inf
+    """Time at which the answer was sent, of the monotonic clock (inf: it could not be sent)."""
 
 
 class CountingServer(ThreadingHTTPServer):
@@ -64,6 +65,9 @@ class CountingServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Address in the form of OPENAI_BASE_URL."""
         return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore connections of clients that were killed."""
 
     def by_problem(self) -> Counter[int]:
         """Number of requests of each problem."""
@@ -86,23 +90,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         server = cast("CountingServer", self.server)
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        body: Json = json.loads(content)
-        time.sleep(_SECONDS)
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        text = json.dumps(body["messages"])
-        problem = _PROBLEM.search(text)
-        if problem is None:
-            self.send_error(400, "no problem in the request")
-            return
-        message = _answer(body, digest, problem, server.seed)
-        sent = json.dumps(_completion(message, body["model"])).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(sent)))
-        self.end_headers()
-        self.wfile.write(sent)
-        server.asked.append(Asked(digest, int(problem[1]), time.monotonic()))
+        try:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            body: Json = json.loads(content)
+            problem = _PROBLEM.search(json.dumps(body["messages"]))
+            if problem is None:
+                self.send_error(400, "no problem in the request")
+                return
+            asked = Asked(hashlib.sha256(content).hexdigest()[:16], int(problem[1]))
+            server.asked.append(asked)
+            time.sleep(_SECONDS)
+            message = _answer(body, asked.digest, problem, server.seed)
+            sent = json.dumps(_completion(message, body["model"])).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+            asked.ended_at = time.monotonic()
+        except (OSError, json.JSONDecodeError):
+            self.close_connection = True  # the client was killed
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Log nothing."""
