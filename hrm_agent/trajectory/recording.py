@@ -111,6 +111,8 @@ class RequestSize:
     """False for a model that the graph holds itself."""
     can_wait: bool = True
     """False for a request that blocks the event loop. Others could not end while it waits."""
+    retries: bool = False
+    """True if the client may repeat a failed request by itself."""
     text_only: bool = True
     """False for a request with images, audio or files, whose tokens `read` does not bound."""
 

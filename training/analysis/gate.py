@@ -32,20 +32,22 @@ from hrm_agent.training.rollout.eligibility import error_of, lost_tool_calls
 from hrm_agent.training.rollout.scoring import rollouts_of
 from hrm_agent.training.select.roc import outcome_of
 from hrm_agent.training.tasks.own_verifier import VERIFIER
-from hrm_agent.trajectory import RunStatus, Scoring, StopReason, Trajectory
+from hrm_agent.trajectory import Call, RunStatus, Scoring, StopReason, Trajectory
 
 __all__ = [
-    "ComparedRun",
     "Expected",
     "GateResult",
+    "GatedRun",
     "compare_runs",
     "expected_cost",
     "failed_runs",
     "repeated_offline",
 ]
 
-_BATCH = 8
-"""Number of tasks between two looks."""
+_BATCH = (2, 8)
+"""Minimum and maximum number of tasks between two looks that differ. Those in progress count, since
+they are not stopped.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRun:
+class GatedRun:
     """Run with its scores."""
 
     run: RecordedRun
@@ -92,7 +94,7 @@ class GateResult:
     """True if all runs were repeated exactly, and nothing was asked."""
     used_up: bool
     """True if the budget ended the comparison."""
-    compared: list[ComparedRun]
+    compared: list[GatedRun]
     """Runs that were compared."""
     left_out: dict[str, list[RecordedRun]] = field(
         default_factory=lambda: defaultdict[str, list[RecordedRun]](list)
@@ -117,11 +119,11 @@ class GateResult:
         return _mean_over_tasks(self.compared, lambda each: each.new)
 
     @property
-    def worse(self) -> list[ComparedRun]:
+    def worse(self) -> list[GatedRun]:
         return sorted((e for e in self.compared if e.new < e.old), key=lambda e: e.new - e.old)
 
     @property
-    def better(self) -> list[ComparedRun]:
+    def better(self) -> list[GatedRun]:
         return sorted((e for e in self.compared if e.new > e.old), key=lambda e: e.old - e.new)
 
 
@@ -148,17 +150,20 @@ async def repeated_offline(
 
 def expected_cost(offline: Sequence[Repeat], samples: int) -> Expected:
     """Requests, and their tokens, that follow the first differences in the record."""
-    waiting = [each for each in offline if each.trajectory is None and not each.refused]
-    calls = [call for each in waiting for call in each.unused]
+    differing = [each for each in offline if each.difference is not None and not each.refused]
+    calls = list[Call]()
+    for each in differing:
+        calls += each.unused[each.answered :] if each.trajectory is None else ()
+        calls += each.unused * (samples - 1)
     by_model = dict[str, tuple[int, int]]()
     for call in calls:
         read, sampled = usage(call)
         before = by_model.get(call.model, (0, 0))
-        by_model[call.model] = before[0] + samples * read, before[1] + samples * sampled
+        by_model[call.model] = before[0] + read, before[1] + sampled
     found = [each.difference for each in offline if each.difference is not None]
     return Expected(
         runs=sum(not each.unchanged for each in offline),
-        requests=samples * len(calls),
+        requests=len(calls),
         read=sum(read for read, _ in by_model.values()),
         sampled=sum(sampled for _, sampled in by_model.values()),
         by_model=by_model,
@@ -220,6 +225,7 @@ class _Comparison:
         self._scorer = scorer
         self._meter = meter
         self._samples = samples
+        self._concurrency = concurrency
         self._gate = asyncio.Semaphore(concurrency)
         self._on_done = on_done
         self.left_out = defaultdict[str, list[RecordedRun]](list)
@@ -233,7 +239,7 @@ class _Comparison:
         old: dict[str, float],
     ) -> GateResult:
         compared = [
-            ComparedRun(each.run, old[each.run.trajectory.id], old[each.run.trajectory.id], (each,))
+            GatedRun(each.run, old[each.run.trajectory.id], old[each.run.trajectory.id], (each,))
             for task in order
             for each in by_task[task]
         ]
@@ -252,13 +258,13 @@ class _Comparison:
         on_look: Callable[[Look], object] | None,
     ) -> GateResult:
         planned = len(order)
-        compared = list[ComparedRun]()
+        compared = list[GatedRun]()
         differences = list[float]()
         done = 0
         found = Look(0, Estimate(0.0, -1.0, 1.0), None)
         used_up = False
         while done < len(order) and found.verdict is None and not used_up:
-            batch = order[done : done + _BATCH]
+            batch = self._batch(order[done:], by_task)
             ends = await run_group(batch, lambda task: self._task(by_task[task], old))
             if self._errors:
                 raise self._errors[0]
@@ -285,27 +291,41 @@ class _Comparison:
             found, planned, False, used_up, compared, self.left_out, rescored=self._rescored
         )
 
+    def _batch(
+        self, order: Sequence[tuple[str, str]], by_task: dict[tuple[str, str], list[Repeat]]
+    ) -> list[tuple[str, str]]:
+        """Next tasks. Those that do not differ cost nothing."""
+        size = min(max(self._concurrency, _BATCH[0]), _BATCH[1])
+        batch = list[tuple[str, str]]()
+        differing = 0
+        for task in order:
+            differing += not all(each.unchanged for each in by_task[task])
+            if differing > size:
+                break
+            batch.append(task)
+        return batch
+
     async def _task(
         self, offline: Sequence[Repeat], old: dict[str, float]
-    ) -> list[ComparedRun] | None:
+    ) -> list[GatedRun] | None:
         """Runs of a task that can be compared (None if the budget does not suffice)."""
         ends = await run_group(offline, lambda each: self._run(each, old[each.run.trajectory.id]))
         if any(each is None for each in ends):
             return None
-        return [each for each in ends if isinstance(each, ComparedRun)]
+        return [each for each in ends if isinstance(each, GatedRun)]
 
-    async def _run(self, offline: Repeat, old: float) -> ComparedRun | str | None:
+    async def _run(self, offline: Repeat, old: float) -> GatedRun | str | None:
         """Comparison of a run, or the reason why it is left out (None if the budget does not
         suffice).
         """
         if offline.unchanged:
             self._done()
-            return ComparedRun(offline.run, old, old, (offline,))
+            return GatedRun(offline.run, old, old, (offline,))
         if offline.refused:
             return self._leave_out(offline, offline.refused)
-        made = [offline]
-        if offline.trajectory is None:
-            made = await run_group(range(self._samples), lambda sample: self._live(offline, sample))
+        # without a difference in the requests, all samples are equal
+        count = 1 if offline.difference is None else self._samples
+        made = await run_group(range(count), lambda sample: self._live(offline, sample))
         if reason := next((each.refused for each in made if each.refused), ""):
             return self._leave_out(offline, reason)
         if any(each.trajectory is None for each in made):
@@ -317,9 +337,11 @@ class _Comparison:
             return self._leave_out(offline, reason)
         new = fmean(each for each in scores if not isinstance(each, str))
         self._done()
-        return ComparedRun(offline.run, old, new, tuple(made))
+        return GatedRun(offline.run, old, new, tuple(made))
 
     async def _live(self, offline: Repeat, sample: int) -> Repeat:
+        if not sample and offline.trajectory is not None:
+            return offline
         async with self._gate:
             try:
                 return await self._repeats.live(offline.run, sample, offline)
@@ -403,7 +425,7 @@ def _unfit(trajectory: Trajectory) -> str:
     return ""
 
 
-def failed_runs(compared: Sequence[ComparedRun]) -> dict[str, int]:
+def failed_runs(compared: Sequence[GatedRun]) -> dict[str, int]:
     """Error -> number of runs of the new agent that ended by it."""
     ends = (repeat.trajectory for each in compared for repeat in each.repeats)
     return Counter(
@@ -417,9 +439,7 @@ def _task_of(run: RecordedRun) -> tuple[str, str]:
     return run.trajectory.task.id, run.trajectory.task.prompt
 
 
-def _mean_over_tasks(
-    compared: Sequence[ComparedRun], score: Callable[[ComparedRun], float]
-) -> float:
+def _mean_over_tasks(compared: Sequence[GatedRun], score: Callable[[GatedRun], float]) -> float:
     by_task = defaultdict[tuple[str, str], list[float]](list)
     for each in compared:
         by_task[_task_of(each.run)].append(score(each))

@@ -37,7 +37,7 @@ from hrm_agent.trajectory import (
     derive_seed,
 )
 
-__all__ = ["Difference", "RecordedRun", "Repeat", "Repeats", "ToolRule"]
+__all__ = ["FirstDifference", "RecordedRun", "Repeat", "Repeats", "ToolRule"]
 
 ToolRule = Literal["recorded", "run", "refuse"]
 """Rule for tool calls. `recorded`: recorded results are used if the call and its history are equal,
@@ -54,7 +54,7 @@ class RecordedRun:
     trajectory: Trajectory
     """Run that has ended, without its calls."""
     task: TaskRef
-    """Its task, with the options of the graph."""
+    """Task of the run, with the options of the graph."""
     graph: str
     """Name of the graph that repeats it."""
     context: Mapping[str, Any]
@@ -62,14 +62,14 @@ class RecordedRun:
     seed: int
     """Base of the seeds of its calls."""
     runner: EpisodeRunner
-    """Runner that need not have loaded its policy."""
+    """Runner that need not have loaded its policy, with another store than that of the gate."""
     live: Callable[[], EpisodeRunner]
     """Function that returns the runner that may ask."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """First request or tool call of a repetition that is not recorded."""
+class FirstDifference:
+    """First request or tool call of a repetition that the recorded run did not make."""
 
     role: str
     """Role that makes it."""
@@ -84,14 +84,17 @@ class Repeat:
     """Repetition of a run, as far as it has come."""
 
     run: RecordedRun
+    """Recorded run that is repeated."""
     sample: int
     """Index of the sample of the new agent."""
     trajectory: Trajectory | None
     """Ended repetition (None: it waits where a request was refused)."""
-    difference: Difference | None
-    """First difference (None: all requests and tool calls are recorded)."""
+    difference: FirstDifference | None
+    """First difference (None: all requests and tool calls are those of the recorded run)."""
     unused: tuple[Call, ...]
-    """Recorded answers that were not used when the offline part ended."""
+    """Recorded answers that were left when the offline part ended."""
+    answered: int = 0
+    """Number of answers of earlier starts that were used in the offline part."""
     refused: str = ""
     """Reason why the repetition cannot be continued (empty if it can)."""
 
@@ -125,6 +128,8 @@ class Repeats:
         self._run_id = run_id
         self._tools: ToolRule = tools
         self._meter = meter
+        self.policies = set[str]()
+        """Names of all models that were behind policy()."""
         self._before = dict[str, list[tuple[int, Trajectory]]]()
         for header in store.journal.headers("run_id = ?", (run_id,)):
             start, _, rest = header.thread_id.removeprefix(f"{run_id}/").partition("/")
@@ -168,17 +173,21 @@ class Repeats:
         ended = None
         refused = ""
         try:
-            ended = await run_until_refused(replace(runner, record=record), episode, stuck)
+            ended = await run_until_refused(
+                replace(runner, store=self._store, record=record), episode, stuck
+            )
         except _NoResult as error:
             refused = error.message
+        for each in recordings:
+            self.policies |= each.policies
         if known is not None:
-            return Repeat(run, sample, ended, known.difference, known.unused, refused)
+            return replace(known, sample=sample, trajectory=ended, refused=refused)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
         difference = None if active is None else _difference(self._source, active)
-        unused = () if active is None else tuple(call for _, call in active.answers.calls)
-        # a tool that may not run is refused offline already
-        return Repeat(run, sample, ended, difference, unused, refused)
+        unused = () if active is None else tuple(active.unused())
+        answered = 0 if active is None else active.answered_earlier
+        return Repeat(run, sample, ended, difference, unused, answered, refused)
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""
@@ -246,7 +255,7 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         raise asyncio.CancelledError from error
 
 
-def _difference(store: RunStore, recording: RepeatingRecording) -> Difference | None:
+def _difference(store: RunStore, recording: RepeatingRecording) -> FirstDifference | None:
     asked = recording.unrecorded
     if asked is None:
         return None
@@ -254,9 +263,9 @@ def _difference(store: RunStore, recording: RepeatingRecording) -> Difference | 
     node = asked.identity.node
     if asked.tool_call is not None:
         words = f"{node} calls {asked.tool_call.name}, which has no recorded result"
-        return Difference(asked.identity.role, words, ())
+        return FirstDifference(asked.identity.role, words, ())
     lines = tuple(first_difference(store, recording))
     what = "asks what is not recorded"
     if isinstance(nearest, Call):
         what = "sends another request" if lines else "asks another model, or with other options"
-    return Difference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])
+    return FirstDifference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])

@@ -133,18 +133,13 @@ class RepeatingRecording(Recording):
         self._recorded_tools = recorded_tools
         self._guard = threading.Lock()
         self.unrecorded: UnrecordedRequest | None = None
-        """First request or tool call that is not recorded (None if all are)."""
+        """First request or tool call that the run to repeat did not make (None if it made all)."""
         taken = {_moment(call) for call in own.calls} if own is not None else set[Any]()
-        pool = list[tuple[TaskPath, Call]]()
-        for record in records:
-            run = record.trajectory
-            calls = (*run.calls, *run.failed_calls)
-            fresh = [call for call in calls if _moment(call) not in taken]
-            # a repetition has copies of the answers that it took over
-            taken |= {_moment(call) for call in calls}
-            fresh.sort(key=lambda call: call.started_at)
-            pool += [(record.places.of(call.identity), call) for call in fresh]
-        self.answers = RecordedAnswers(pool, [])
+        self.policies = set[str]()
+        """Names of the models that stood behind policy()."""
+        pools = [_fresh(record, taken) for record in records]
+        self.answers = RecordedAnswers(pools[0], [])
+        self._earlier = RecordedAnswers([each for pool in pools[1:] for each in pool], [])
         self._tools = [_tools_by_agent(record) for record in records]
         draws = [each for record in records[:1] for each in record.draws]
         self._others = RecordedDraws(
@@ -164,6 +159,8 @@ class RepeatingRecording(Recording):
         former_hash: str = "",
         model: AskedModel | None = None,
     ) -> Call | int:
+        if model is not None and model.sent is None:
+            self.policies.add(model.name)
         claimed = super().claim(
             identity, request_hash, messages, tools, former_hash=former_hash, model=model
         )
@@ -178,6 +175,7 @@ class RepeatingRecording(Recording):
             found = self.answers.take_if(asked, same)
             if found is None:
                 self.unrecorded = self.unrecorded or asked
+                found = self._earlier.take_if(asked, same)
         if found is None:
             return claimed
         # the copy extends what the conversation's last answer is here
@@ -197,8 +195,8 @@ class RepeatingRecording(Recording):
         if own is not None:
             return own
         with self._guard:
-            found = self._result_of(started) if self._recorded_tools else None
-            if found is None:
+            found, of_origin = self._result_of(started) if self._recorded_tools else (None, False)
+            if not of_origin:
                 place = self._places.of(started.identity)
                 asked = UnrecordedRequest(started.identity, place, tool_call=started)
                 self.unrecorded = self.unrecorded or asked
@@ -217,21 +215,35 @@ class RepeatingRecording(Recording):
     def runs_tool(self, started: ToolCall) -> None:
         """Called before a tool runs whose result is not recorded. May raise."""
 
-    def _result_of(self, started: ToolCall) -> ToolCall | None:
-        """Recorded result of a tool call. Records in which it does not come next are left out from
-        now on.
+    def unused(self) -> list[Call]:
+        """Recorded answers of the run to repeat that are left, the oldest first."""
+        with self.answers.lock:
+            left = [call for _, call in self.answers.calls]
+        return sorted(left, key=lambda call: call.started_at)
+
+    @property
+    def answered_earlier(self) -> int:
+        """Number of answers that were taken from earlier repetitions."""
+        with self.answers.lock:
+            return sum(map(len, self._earlier.given.values()))
+
+    def _result_of(self, started: ToolCall) -> tuple[ToolCall | None, bool]:
+        """Recorded result of a tool call, and whether it is that of the run to repeat. Records in
+        which the call does not come next are left out from now on.
         """
         agent = without_steps(self._places.of(started.identity))[:-1]
         result = None
-        for histories in self._tools:
+        of_origin = False
+        for number, histories in enumerate(self._tools):
             history = histories.get(agent)
             found = history.find(started) if history is not None else None
             if history is None or found is None:
                 histories[agent] = _ToolHistory([])
                 continue
             history.given.add(found.id)
+            of_origin = of_origin or not number
             result = result or found
-        return result
+        return result, of_origin
 
     def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
         own = super()._draws_on_record(identity)
@@ -241,6 +253,17 @@ class RepeatingRecording(Recording):
         adopted = found.model_copy(update={"identity": identity})
         self.journal.write_draws(identity.thread_id, adopted.key, lambda: adopted)
         return adopted
+
+
+def _fresh(record: RunOnRecord, taken: set[tuple[float, str]]) -> list[tuple[TaskPath, Call]]:
+    """Answers of a run with their places, the oldest first, without those of `taken`, to which they
+    are added. A repetition has copies of the answers that it took over.
+    """
+    run = record.trajectory
+    calls = sorted((*run.calls, *run.failed_calls), key=lambda call: call.started_at)
+    fresh = [call for call in calls if _moment(call) not in taken]
+    taken |= {_moment(call) for call in calls}
+    return [(record.places.of(call.identity), call) for call in fresh]
 
 
 def _moment(call: Call) -> tuple[float, str]:

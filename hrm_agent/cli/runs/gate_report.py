@@ -6,17 +6,14 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hrm_agent.cli.common.output import Output, remark
-from hrm_agent.training.analysis.gate import ComparedRun, Expected, GateResult, failed_runs
+from hrm_agent.cli.runs.gate_runs import GateConfig, RunsToRepeat
+from hrm_agent.training.analysis.gate import Expected, GatedRun, GateResult, failed_runs
 from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.evaluation.budget import Meter
 from hrm_agent.training.evaluation.prices import Prices
-
-if TYPE_CHECKING:
-    from hrm_agent.cli.training.gate import GateConfig
-    from hrm_agent.cli.training.gate_runs import RunsToRepeat
 
 __all__ = [
     "expected_data",
@@ -31,6 +28,8 @@ __all__ = [
 
 _NAMED = 10
 """Maximum number of runs that a sentence names. The JSON has all."""
+_CHARACTERS = 60
+"""Maximum number of characters of a prompt in a table."""
 _LISTED = 20
 """Maximum number of runs in a table."""
 
@@ -81,7 +80,7 @@ def expected_lines(found: RunsToRepeat, expected: Expected, cost: float) -> Iter
     for (role, words), count in expected.differences.most_common(_NAMED):
         yield f"  {_count(count, 'run')}, role {role}: {words}"
     if not expected.requests:
-        yield "No recorded request follows the differences."
+        yield "Nothing is to be asked, if no request follows that is not on record."
         return
     money = "" if math.isnan(cost) or not cost else f", cost {cost:.4g}"
     yield (
@@ -149,13 +148,14 @@ def report_data(
     }
 
 
-def _run_data(each: ComparedRun) -> dict[str, Any]:
+def _run_data(each: GatedRun) -> dict[str, Any]:
     difference = each.repeats[0].difference
     new = each.repeats[0].trajectory
     return {
         "run": each.run.trajectory.id,
         "thread": each.run.trajectory.thread_id,
         "task": each.run.trajectory.task.id,
+        "prompt": each.run.trajectory.task.prompt,
         "old": each.old,
         "new": each.new,
         "old_answer": each.run.trajectory.answer,
@@ -167,7 +167,7 @@ def _run_data(each: ComparedRun) -> dict[str, Any]:
     }
 
 
-def _cause(each: ComparedRun) -> str:
+def _cause(each: GatedRun) -> str:
     difference = each.repeats[0].difference
     if difference is not None:
         return difference.words
@@ -205,7 +205,13 @@ def print_report(output: Output, data: Mapping[str, Any]) -> None:
     shown = [*data["worse"], *data["better"]][:_LISTED]
     if shown:
         rows = [
-            (each["thread"], each["task"], each["old"], each["new"], each["difference"])
+            (
+                each["thread"],
+                _short(each["prompt"]),
+                each["old"],
+                each["new"],
+                each["difference"],
+            )
             for each in shown
         ]
         output.table(("run", "task", "old", "new", "first difference"), rows)
@@ -327,6 +333,11 @@ def _points(share: float) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}..."
 
 
 def _names(names: Sequence[str]) -> str:

@@ -6,13 +6,10 @@ import argparse
 import asyncio
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_graph_options
@@ -20,7 +17,7 @@ from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.own_types import add_own_types
 from hrm_agent.cli.common.run_folder import existing_store
-from hrm_agent.cli.training.gate_report import (
+from hrm_agent.cli.runs.gate_report import (
     expected_data,
     expected_lines,
     expected_money,
@@ -30,7 +27,7 @@ from hrm_agent.cli.training.gate_report import (
     report_data,
     save_for_viewer,
 )
-from hrm_agent.cli.training.gate_runs import RunsToRepeat, Wanted, runs_to_repeat, scorer_of
+from hrm_agent.cli.runs.gate_runs import GateConfig, RunsToRepeat, runs_to_repeat, scorer_of
 from hrm_agent.config import compare_on_resume, save_config, secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
@@ -47,7 +44,7 @@ from hrm_agent.training.analysis.gate import (
     expected_cost,
     repeated_offline,
 )
-from hrm_agent.training.analysis.gate_repeats import Repeat, Repeats, ToolRule
+from hrm_agent.training.analysis.gate_repeats import Repeats
 from hrm_agent.training.evaluation.budget import Meter, read_budget
 from hrm_agent.training.evaluation.prices import read_prices
 from hrm_agent.training.rollout.rollout import run_id_of
@@ -62,57 +59,6 @@ FREE = frozenset(
 _CONCURRENCY = 8
 _SEED = 0
 """Seed of the order of the tasks."""
-
-
-class GateConfig(BaseModel):
-    """Options of the command."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    recorded: str = ""
-    """Store or run folder of the recorded runs."""
-    run: str = ""
-    """Only the trajectories of this run (empty: all of the store, or of the folder's run)."""
-    graph: str = ""
-    """Graph of the new agent (empty: the recorded one, with its current code)."""
-    policy: str = ""
-    """Policy of the new agent (empty: the recorded one)."""
-    weights: str = ""
-    """Sizes and times of the policy's files."""
-    stand_in: bool = False
-    """Let the policy answer for models that the graph holds itself."""
-    rewards: str = ""
-    """Rubric of both sides (empty: that of the recorded run, or the tasks' verifiers)."""
-    samples: int = 1
-    """Samples of the new agent for each run."""
-    tools: ToolRule = "recorded"
-    """Rule for tool calls."""
-    temperature: float | None = None
-    """Sampling temperature of the policy (None: that of the run)."""
-    max_tokens: int | None = None
-    """Maximum completion tokens of one of its replies (None: that of the run)."""
-    context: dict[str, Any] = {}
-    """Options of the graph, over the recorded ones."""
-    configurable: dict[str, Any] = {}
-    """Values of config["configurable"], over the recorded ones."""
-    allow: list[str] = []
-    """Types that states may hold."""
-    isolation: str = DEFAULT_ISOLATION
-    """Minimum isolation of model-written code."""
-    environment: str | None = None
-    """Environment of model-written code (None: this machine)."""
-    margin: float = 0.05
-    """Largest difference that is regarded as none."""
-    budget: str | None = None
-    """Limit of all requests, as text (None: no limit)."""
-    price: list[str] = []
-    """Prices, as texts."""
-    concurrency: int | None = None
-    """Maximum number of repetitions in progress at a time (None: 8, or 1 under a budget)."""
-    report: str = ""
-    """File of the report in Markdown (empty: none)."""
-    fail_on: Literal["worse", "undecided"] = "worse"
-    """Verdict from which on the exit code is 1."""
 
 
 def run(words: list[str]) -> int:
@@ -260,13 +206,8 @@ def gate_run(config: GateConfig, out: Path, output: Output) -> int:
             f"The weights of {config.policy} have changed since {out} was begun.",
             "Begin anew in another folder: `hrm-agent gate --out`.",
         )
-    with existing_store(config.recorded, types_by_name(config.allow)):
-        pass  # reports a missing store before a folder is made
-    with alone_in(out):
-        compare_on_resume(config, "gate", out, free=FREE)
-        save_config(config, "gate", out)
-        with resumed_by(f"hrm-agent resume {out}"):
-            return asyncio.run(_gate(config, out, output, ask=True))
+    with resumed_by(f"hrm-agent resume {out}"):
+        return asyncio.run(_gate(config, out, output, ask=True))
 
 
 async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> int:
@@ -277,14 +218,20 @@ async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> 
     allowed = types_by_name(config.allow)
     async with AsyncExitStack() as stack:
         source = stack.enter_context(existing_store(config.recorded, allowed))
-        store = stack.enter_context(open_store(out / "store.db", allow=allowed))
         environment = await stack.enter_async_context(
             opened_environment(config.environment, isolation=parse_isolation(config.isolation))
         )
-        found = runs_to_repeat(source, _wanted(config, budget is None), store, environment)
+        found = runs_to_repeat(source, config, environment)
         spec = scorer_of(found, source, config.rewards)
-        refuse_comparing(spec)
-        meter = Meter(out / "asked.jsonl", prices, budget, store.journal.calls_among)
+        _refuse_comparing(spec)
+        if ask:
+            stack.enter_context(alone_in(out))
+            compare_on_resume(config, "gate", out, free=FREE)
+            save_config(config, "gate", out)
+        store = stack.enter_context(open_store(out / "store.db", allow=allowed))
+        meter = Meter(
+            out / "asked.jsonl", prices, budget, store.journal.calls_among, own_models=True
+        )
         before = meter.requests
         closed = Meter(out / "asked.jsonl", prices, None, store.journal.calls_among)
         closed.close()
@@ -297,8 +244,8 @@ async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> 
                 concurrency=_CONCURRENCY,
                 on_done=lambda: advance(""),
             )
-        if config.policy and config.policy not in found.policies:
-            _refuse_without_effect(config.policy, offline)
+        if all(each.trajectory is not None for each in offline):
+            _refuse_without_effect(config.policy, repeats.policies)
         expected = expected_cost(offline, config.samples)
         cost = expected_money(expected, prices, config.policy)
         if not ask:
@@ -324,27 +271,14 @@ async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> 
                 concurrency=concurrency,
                 on_done=lambda: advance(""),
             )
+        _refuse_without_effect(config.policy, repeats.policies)
     return _report(config, out, output, found, result, expected, cost, meter, before)
 
 
-def _wanted(config: GateConfig, retries: bool) -> Wanted:
-    given = {"temperature": config.temperature, "max_tokens": config.max_tokens}
-    return Wanted(
-        where=config.recorded,
-        run=config.run,
-        graph=config.graph,
-        policy=config.policy,
-        stand_in=config.stand_in,
-        sampling={name: value for name, value in given.items() if value is not None},
-        context=config.context,
-        configurable=config.configurable,
-        retries=retries,
-    )
-
-
-def _refuse_without_effect(policy: str, offline: Sequence[Repeat]) -> None:
-    """Raise `ConfigError` if no run would ask another policy."""
-    if all(each.trajectory is not None for each in offline):
+def _refuse_without_effect(policy: str, asked: Collection[str]) -> None:
+    """Raise `ConfigError` if no run asks the new policy. `asked`: models behind policy()."""
+    loaded = policy.partition(":")[2].partition("?")[0]
+    if policy and not {policy, loaded} & {*asked}:
         raise ConfigError(
             f"No run asks {policy}: the graph asks models of its own.",
             "Let the graph take its model from policy(), or let the policy answer for them:"
@@ -352,7 +286,7 @@ def _refuse_without_effect(policy: str, offline: Sequence[Repeat]) -> None:
         )
 
 
-def refuse_comparing(spec: str) -> None:
+def _refuse_comparing(spec: str) -> None:
     """Raise `ConfigError` for a rubric that compares the rollouts of a group."""
     rubric, _ = load_rubric(spec)
     if "group" in rubric.wants:
