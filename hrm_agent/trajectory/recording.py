@@ -206,6 +206,13 @@ class Recording:
                 task.again[index] = again.id
             return index
 
+    def may_load(self, *, can_wait: bool) -> bool:
+        """True if a policy may be loaded for a request, False if the request has to wait. Called
+        before `may_ask`. `can_wait`: False for a request that blocks the event loop.
+        """
+        del can_wait
+        return True
+
     def may_ask(self, request: RequestSize) -> bool:
         """True if a request may be sent now, False if it has to wait for the end of others. A
         recording with a budget raises an `HrmError` if the request could exceed it.

@@ -11,6 +11,7 @@ changed since then is not mistaken for the earlier one.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -95,6 +96,8 @@ class Repeat:
     """Recorded answers that were left when the offline part ended."""
     answered: int = 0
     """Number of answers of earlier starts that were used in the offline part."""
+    begun: int = 0
+    """Number of further samples that earlier starts have begun."""
     refused: str = ""
     """Reason why the repetition cannot be continued (empty if it can)."""
 
@@ -123,11 +126,11 @@ class Repeats:
         meter: Meter,
     ) -> None:
         """`source`: store of the recorded runs. `meter`: budget of the requests."""
+        self.store = store
+        self.meter = meter
         self._source = source
-        self._store = store
         self._run_id = run_id
         self._tools: ToolRule = tools
-        self._meter = meter
         self.policies = set[str]()
         """Names of all models that were behind policy()."""
         self._before = dict[str, list[tuple[int, Trajectory]]]()
@@ -135,16 +138,19 @@ class Repeats:
             start, _, rest = header.thread_id.removeprefix(f"{run_id}/").partition("/")
             if start.isdecimal():
                 self._before.setdefault(rest, []).append((int(start), header))
+        samples = (name.partition("/") for name in self._before)
+        self._further = Counter(thread for sample, _, thread in samples if sample != "0")
         starts = (start for each in self._before.values() for start, _ in each)
         self._start = max(starts, default=0) + 1
 
     async def offline(self, run: RecordedRun, closed: Meter) -> Repeat:
         """Repeat a run until the first difference. `closed`: meter that accepts no request."""
-        return await self._repeat(run, 0, run.runner, closed, known=None)
+        found = await self._repeat(run, 0, run.runner, closed, known=None)
+        return replace(found, begun=self._further[run.trajectory.thread_id])
 
     async def live(self, run: RecordedRun, sample: int, known: Repeat) -> Repeat:
         """Repeat a run to its end, or until the budget is used up. `known`: its offline part."""
-        return await self._repeat(run, sample, run.live(), self._meter, known=known)
+        return await self._repeat(run, sample, run.live(), self.meter, known=known)
 
     async def _repeat(
         self,
@@ -155,7 +161,7 @@ class Repeats:
         known: Repeat | None,
     ) -> Repeat:
         episode = self._episode(run, sample)
-        journal = self._store.journal
+        journal = self.store.journal
         stuck = Stuck(asyncio.get_running_loop())
         records = await asyncio.to_thread(self._records, run, sample)
         recordings = list[GateRecording]()
@@ -163,7 +169,7 @@ class Repeats:
             GateRecording,
             records=records,
             own=journal.find_trajectory(episode.trajectory_id),
-            paths=paths_of(self._store, episode.thread_id, run.graph, run.task),
+            paths=paths_of(self.store, episode.thread_id, run.graph, run.task),
             tools=self._tools,
             offline=known is None,
             meter=meter,
@@ -174,7 +180,7 @@ class Repeats:
         refused = ""
         try:
             ended = await run_until_refused(
-                replace(runner, store=self._store, record=record), episode, stuck
+                replace(runner, store=self.store, record=record), episode, stuck
             )
         except _NoResult as error:
             refused = error.message
@@ -187,14 +193,14 @@ class Repeats:
         difference = None if active is None else _difference(self._source, active)
         unused = () if active is None else tuple(active.unused())
         answered = 0 if active is None else active.answered_earlier
-        return Repeat(run, sample, ended, difference, unused, answered, refused)
+        return Repeat(run, sample, ended, difference, unused, answered=answered, refused=refused)
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""
         before = sorted(self._before.get(_name(run, sample), ()), key=lambda each: -each[0])
         return [
             run_on_record(self._source, run.trajectory, run.graph, run.task),
-            *(run_on_record(self._store, each, run.graph, run.task) for _, each in before),
+            *(run_on_record(self.store, each, run.graph, run.task) for _, each in before),
         ]
 
     def _episode(self, run: RecordedRun, sample: int) -> Episode:
@@ -240,6 +246,18 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         self._offline = offline
         opened.append(self)
 
+    def may_load(self, *, can_wait: bool) -> bool:
+        if not self._offline:
+            return True
+        error = BudgetUsedUp("Nothing is asked offline.")
+        if self._closed:  # a node in a thread cannot be cancelled
+            raise error
+        if not can_wait:
+            self._refuse(error)
+        self._stuck.error = self._stuck.error or error
+        self._stuck.report()
+        return False
+
     def runs_tool(self, started: ToolCall) -> None:
         if self._tools_rule == "refuse":
             self._refuse(
@@ -265,7 +283,10 @@ def _difference(store: RunStore, recording: RepeatingRecording) -> FirstDifferen
         words = f"{node} calls {asked.tool_call.name}, which has no recorded result"
         return FirstDifference(asked.identity.role, words, ())
     lines = tuple(first_difference(store, recording))
-    what = "asks what is not recorded"
+    what = "sends a request for which there is none on record"
+    model = recording.unrecorded_model
     if isinstance(nearest, Call):
-        what = "sends another request" if lines else "asks another model, or with other options"
+        what = "sends another request" if lines else "asks with other options"
+        if not lines and nearest.model not in (model, model.partition(":")[2].partition("?")[0]):
+            what = f"asks {model} in place of {nearest.model}"
     return FirstDifference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])

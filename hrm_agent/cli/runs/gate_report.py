@@ -14,6 +14,8 @@ from hrm_agent.training.analysis.gate import Expected, GatedRun, GateResult, fai
 from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.evaluation.budget import Meter
 from hrm_agent.training.evaluation.prices import Prices
+from hrm_agent.training.rollout.eligibility import error_of
+from hrm_agent.trajectory import RunStatus
 
 __all__ = [
     "expected_data",
@@ -67,7 +69,7 @@ def expected_data(found: RunsToRepeat, expected: Expected, cost: float) -> dict[
 def left_out_lines(found: RunsToRepeat) -> Iterator[str]:
     """Lines about the runs that cannot be repeated."""
     for reason, threads in found.left_out.items():
-        yield f"Left out: {_count(len(threads), 'run')} that {reason} ({_names(threads)})."
+        yield f"Left out, since it {reason}: {_count(len(threads), 'run')} ({_names(threads)})."
 
 
 def expected_lines(found: RunsToRepeat, expected: Expected, cost: float) -> Iterator[str]:
@@ -132,7 +134,6 @@ def report_data(
             for reason, runs in result.left_out.items()
         },
         "left_out": dict(found.left_out),
-        "rescored": result.rescored,
         "expected": expected_data(found, expected, cost),
         "asked": {
             "requests": meter.requests,
@@ -168,10 +169,18 @@ def _run_data(each: GatedRun) -> dict[str, Any]:
 
 
 def _cause(each: GatedRun) -> str:
-    difference = each.repeats[0].difference
-    if difference is not None:
-        return difference.words
-    return "other use of the recorded answers"
+    """First difference of a run, in words."""
+    first = each.repeats[0]
+    if first.difference is not None:
+        return first.difference.words
+    now = first.trajectory
+    if now is None or now.status is each.run.trajectory.status:
+        return "makes another answer from the recorded ones"
+    if now.status is RunStatus.FAILED:
+        return f"fails: {error_of(now)}"
+    reason = "" if now.stop_reason is None else f" ({now.stop_reason.value})"
+    made = len(now.own_calls)
+    return f"ends after {made} of {_count(made + len(first.unused), 'request')}{reason}"
 
 
 def _sentence(result: GateResult) -> str:
@@ -223,12 +232,7 @@ def _notes(data: Mapping[str, Any]) -> Iterator[str]:
     for reason, threads in data["not_comparable"].items():
         yield f"Not comparable: {_count(len(threads), 'run')} ({_names(threads)}): {reason}."
     for error, count in data["failed"].items():
-        yield f"{_count(count, 'run')} of the new agent failed, and counts as 0: {error}."
-    if data["rescored"]:
-        yield (
-            f"{_count(data['rescored'], 'recorded run')} has another score by the scorer as it is"
-            " now. Both sides have its scores."
-        )
+        yield f"Failed, so that the score is 0: {_count(count, 'run')} of the new agent: {error}."
     if data["stopped_early"]:
         yield f"Stopped when the verdict was clear: {data['tasks']} of {data['planned_tasks']} tasks."
     if data["budget_used_up"]:

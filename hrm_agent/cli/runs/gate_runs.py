@@ -186,6 +186,11 @@ def _read_folder(found: RunsToRepeat, where: str) -> None:
         command = str(tomllib.loads(file.read_text(encoding="utf-8")).get(COMMAND_KEY))
     except ValueError as error:
         raise RunError(f"{file} cannot be read: {error}.", "Name another run.") from error
+    if command == "gate":
+        raise ConfigError(
+            f"{where} is the folder of a gate, and has no recorded runs.",
+            "Name the store or the run folder that it repeats.",
+        )
     values = read_config_file(file, command)
     found.folder = path
     if command == "train rl":

@@ -135,9 +135,12 @@ class RepeatingRecording(Recording):
         self.unrecorded: UnrecordedRequest | None = None
         """First request or tool call that the run to repeat did not make (None if it made all)."""
         taken = {_moment(call) for call in own.calls} if own is not None else set[Any]()
+        self.unrecorded_model = ""
+        """Name of the model to which that request goes (empty: not known, or a tool call)."""
         self.policies = set[str]()
         """Names of the models that stood behind policy()."""
-        pools = [_fresh(record, taken) for record in records]
+        # a request that failed in an earlier repetition is asked again
+        pools = [_fresh(record, taken, failed=not number) for number, record in enumerate(records)]
         self.answers = RecordedAnswers(pools[0], [])
         self._earlier = RecordedAnswers([each for pool in pools[1:] for each in pool], [])
         self._tools = [_tools_by_agent(record) for record in records]
@@ -174,7 +177,9 @@ class RepeatingRecording(Recording):
         with self.answers.lock:
             found = self.answers.take_if(asked, same)
             if found is None:
-                self.unrecorded = self.unrecorded or asked
+                if self.unrecorded is None:
+                    self.unrecorded = asked
+                    self.unrecorded_model = "" if model is None else model.name
                 found = self._earlier.take_if(asked, same)
         if found is None:
             return claimed
@@ -255,12 +260,16 @@ class RepeatingRecording(Recording):
         return adopted
 
 
-def _fresh(record: RunOnRecord, taken: set[tuple[float, str]]) -> list[tuple[TaskPath, Call]]:
+def _fresh(
+    record: RunOnRecord, taken: set[tuple[float, str]], *, failed: bool
+) -> list[tuple[TaskPath, Call]]:
     """Answers of a run with their places, the oldest first, without those of `taken`, to which they
-    are added. A repetition has copies of the answers that it took over.
+    are added. A repetition has copies of the answers that it took over. `failed`: include calls
+    that failed.
     """
     run = record.trajectory
-    calls = sorted((*run.calls, *run.failed_calls), key=lambda call: call.started_at)
+    answered = (*run.calls, *(run.failed_calls if failed else ()))
+    calls = sorted(answered, key=lambda call: call.started_at)
     fresh = [call for call in calls if _moment(call) not in taken]
     taken |= {_moment(call) for call in calls}
     return [(record.places.of(call.identity), call) for call in fresh]
