@@ -72,6 +72,8 @@ def command(folder: Path, server: CountingServer, *words: str) -> dict[str, Any]
     if done.returncode > 1:
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if "--json" in words and not lines:
+        raise SystemExit(f"{' '.join(words)} gave no result:\n{done.stderr[-2000:]}")
     return json.loads(lines[-1]) if lines else {}
 
 
