@@ -37,8 +37,8 @@ from hrm_agent.trajectory import Call, RunStatus, Scoring, StopReason, Trajector
 __all__ = [
     "Expected",
     "GateResult",
+    "GateScores",
     "GatedRun",
-    "Scores",
     "compare_runs",
     "expected_cost",
     "failed_runs",
@@ -176,7 +176,7 @@ async def compare_runs(
     repeats: Repeats,
     offline: Sequence[Repeat],
     old: Mapping[str, float],
-    scores: Scores,
+    scores: GateScores,
     *,
     samples: int,
     margin: float,
@@ -202,7 +202,7 @@ class _Comparison:
     def __init__(
         self,
         repeats: Repeats,
-        scores: Scores,
+        scores: GateScores,
         samples: int,
         concurrency: int,
         on_done: Callable[[], object] | None,
@@ -346,7 +346,7 @@ class _Comparison:
             self._on_done()
 
 
-class Scores:
+class GateScores:
     """Scores of recorded runs and of their repetitions, by one scorer."""
 
     def __init__(self, scorer: Scorer, source: RunStore, store: RunStore) -> None:

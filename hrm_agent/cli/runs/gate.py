@@ -48,7 +48,7 @@ from hrm_agent.rewards import load_rubric, opened_scorer
 from hrm_agent.store import RunStore, open_store
 from hrm_agent.training.analysis.gate import (
     Expected,
-    Scores,
+    GateScores,
     compare_runs,
     expected_cost,
     repeated_offline,
@@ -323,7 +323,7 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
                     environment={RUN_VARIABLE: str(folder.resolve())} if folder else {},
                 )
             )
-            scores = Scores(scorer, gate.source, store)
+            scores = GateScores(scorer, gate.source, store)
             old = await _recorded_scores(gate, scores)
         for line in left_out_lines(gate.found):
             remark(line)
@@ -347,7 +347,7 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
     return report_data(config, out, gate.found, result, expected, cost, repeats.meter, before)
 
 
-async def _recorded_scores(gate: _Prepared, scores: Scores) -> dict[str, float]:
+async def _recorded_scores(gate: _Prepared, scores: GateScores) -> dict[str, float]:
     """Scores of the recorded runs, by trajectory id. Runs that cannot be judged are moved to those
     that are left out.
     """
