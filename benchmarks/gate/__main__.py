@@ -30,6 +30,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -71,35 +73,43 @@ def gate_words(recorded: list[str], out: str) -> list[str]:
 
 def draws(folder: Path, server: CountingServer, agent: str, count: int, runs: int) -> Row:
     """Verdicts of draws of an agent."""
-    rows = [
-        draw(folder / f"{agent}-{number}", server, agent, number, runs) for number in range(count)
-    ]
+    rows = list[Row]()
+    for number in range(count):
+        place = folder / f"{agent}-{number}"
+        rows.append(kept(place, partial(draw, place, server, agent, number, runs)))
     return {
         change: _summary(agent, change, [row[change] for row in rows], runs) for change in CHANGES
     }
 
 
+def kept(folder: Path, make: Callable[[], Row]) -> Row:
+    """Figures of a folder, which are made if it does not have them."""
+    place = folder / "figures.json"
+    if not place.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        figures = make()
+        place.write_text(json.dumps(figures))
+    return json.loads(place.read_text())
+
+
 def draw(folder: Path, server: CountingServer, agent: str, number: int, runs: int) -> Row:
     """Gates of the changes of one draw."""
-    kept = folder / "row.json"
-    if not kept.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        server.seed = number
-        recorded = record(folder, server, agent, runs)
-        row: Row = {}
-        for change in CHANGES:
-            write_graph(folder / "changed.py", agent, change)
-            began = time.monotonic()
-            found = gate(folder, server, recorded, change)
-            row[change] = {
-                "verdict": found["verdict"],
-                "tasks": found["tasks"],
-                "difference": found["difference"],
-                "requests": found["requests"],
-                "seconds": round(time.monotonic() - began, 1),
-            }
-        kept.write_text(json.dumps(row))
-    return json.loads(kept.read_text())
+    server.seed = number
+    recorded = record(folder, server, agent, runs)
+    row: Row = {}
+    for change in CHANGES:
+        write_graph(folder / "changed.py", agent, change)
+        began = time.monotonic()
+        found = gate(folder, server, recorded, change)
+        row[change] = {
+            "verdict": found["verdict"],
+            "tasks": found["tasks"],
+            "difference": found["difference"],
+            "requests": found["requests"],
+            "seconds": round(time.monotonic() - began, 1),
+        }
+    return row
 
 
 def _summary(agent: str, change: str, rows: list[Row], runs: int) -> Row:
@@ -120,7 +130,6 @@ def _summary(agent: str, change: str, rows: list[Row], runs: int) -> Row:
 
 def kills(folder: Path, server: CountingServer, agent: str, times: int, runs: int) -> Row:
     """Requests that are sent twice if a gate is killed at random moments."""
-    shutil.rmtree(folder, ignore_errors=True)
     server.seed = 0
     recorded = record(folder, server, agent, runs)
     write_graph(folder / "changed.py", agent, "wording")
@@ -175,25 +184,21 @@ def _kill_after(
     return runs_on
 
 
-def budget(folder: Path, server: CountingServer, agent: str, runs: int) -> list[Row]:
+def budget(folder: Path, server: CountingServer, agent: str, runs: int) -> Row:
     """Tokens of gates with budgets, which continue one another."""
-    shutil.rmtree(folder, ignore_errors=True)
     server.seed = 0
     recorded = record(folder, server, agent, runs)
     write_graph(folder / "changed.py", agent, "wording")
     server.asked.clear()
-    rows = list[Row]()
-    for share in (0.1, 0.3, 0.6, 20):
+    rows: Row = {}
+    for share in (0.3, 0.6, 20):
         tokens = round(share * runs * CHANGED[agent] * TOKENS)
         found = gate(folder, server, recorded, "limited", "--budget", f"{tokens}tokens")
-        rows.append(
-            {
-                "budget": tokens,
-                "tokens_in_all": len(server.asked) * TOKENS,
-                "verdict": found["verdict"],
-                "tasks": found["tasks"],
-            }
-        )
+        rows[f"{tokens} tokens"] = {
+            "asked_in_all": len(server.asked) * TOKENS,
+            "verdict": found["verdict"],
+            "tasks": found["tasks"],
+        }
     return rows
 
 
@@ -227,9 +232,13 @@ def main() -> None:
                 found["draws"] = draws(folder, server, agent, options.draws, options.runs)
             if "kills" in options.only:
                 place = folder / f"{agent}-kills"
-                found["kills"] = kills(place, server, agent, options.kills, options.runs)
+                times = options.kills
+                found["kills"] = kept(
+                    place, partial(kills, place, server, agent, times, options.runs)
+                )
             if "budget" in options.only:
-                found["budget"] = budget(folder / f"{agent}-budget", server, agent, options.runs)
+                place = folder / f"{agent}-budget"
+                found["budget"] = kept(place, partial(budget, place, server, agent, options.runs))
             if found:
                 record_of[agent] = found
     print(json.dumps(record_of, indent=2))
