@@ -106,6 +106,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Provide
         Path("langchain/chat_models.py").write_text(LANGCHAIN)
         patch.syspath_prepend(folder)
         Path("own.py").write_text(GRAPH)
+        Path("judge.py").write_text("def judge(text):\n    raise ValueError('no')\n")
         rows = [{"question": f"Task {number}", "answer": "42"} for number in range(TASKS)]
         Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         words = ["--tasks", "tasks.jsonl", "--rewards", "answer:last_number", "--out", "base"]
@@ -239,7 +240,8 @@ BAD = [
     (("--policy", "openai:weak", "--stand-in", "--budget", "0"), "is not an amount"),
     (("--out", "base"), "base has the recorded runs"),
     (("--rewards", "./own.py:nothing"), "nothing"),
-    (("--graph", "./own.py:nothing"), "nothing"),
+    (("--graph", "./own.py:nothing"), "no 'nothing'"),
+    (("--rewards", "./judge.py:judge"), "None of 12 recorded runs can be judged"),
     (("--samples", "0"), "below 1"),
     (("--report", "none/r.md"), "cannot be written"),
     (("--run", "none"), "no run of run"),
