@@ -240,7 +240,7 @@ BAD = [
     (("--policy", "openai:weak", "--stand-in", "--budget", "0"), "is not an amount"),
     (("--out", "base"), "base has the recorded runs"),
     (("--rewards", "./own.py:nothing"), "nothing"),
-    (("--graph", "./own.py:nothing"), "no 'nothing'"),
+    (("--graph", "./own.py:nothing"), "Graphs found there"),
     (("--rewards", "./judge.py:judge"), "None of 12 recorded runs can be judged"),
     (("--samples", "0"), "below 1"),
     (("--report", "none/r.md"), "cannot be written"),
