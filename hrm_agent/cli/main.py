@@ -51,7 +51,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "collect": "run tasks through a graph and keep the trajectories",
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
-        "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
+        "analyze": "what a run says: entropy, tool errors, lengths, selection, or why its runs failed",
         "roles": "say which role of a graph deserves a better policy, by swaps of single roles",
         "why": "find the step of a training, and its rollouts, that taught a text",
         "film": "show the token at which each step of a training changes the run of a task",

@@ -196,7 +196,7 @@ class Repeats:
             self._refuse_outage(ended)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
-        difference = None if active is None else _difference(self._source, active)
+        difference = None if active is None else _difference(self._source, active, self._tools)
         unused = () if active is None else tuple(active.unused())
         other = any(each.other_requests for each in recordings)
         answered = 0 if active is None else active.answered_earlier
@@ -223,7 +223,7 @@ class Repeats:
             refused = _REFUSALS & {kind.rpartition(":")[2] for kind in kinds}
             if asked and not refused:
                 raise RunError(
-                    f"The model {call.model} gave no answer: {call.error}.",
+                    f"The model {call.model} gave no answer: {str(call.error).rstrip('.')}.",
                     "What is recorded is kept. The same command asks again.",
                 )
 
@@ -305,14 +305,17 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         raise asyncio.CancelledError from error
 
 
-def _difference(store: RunStore, recording: RepeatingRecording) -> FirstDifference | None:
+def _difference(
+    store: RunStore, recording: RepeatingRecording, tools: ToolRule
+) -> FirstDifference | None:
     asked = recording.unrecorded
     if asked is None:
         return None
     nearest = recording.answers.nearest(asked)
     node = asked.identity.node
     if asked.tool_call is not None:
-        words = f"{node} calls {asked.tool_call.name}, which has no recorded result"
+        why = "is run" if tools == "run" else "has no recorded result"
+        words = f"{node} calls {asked.tool_call.name}, which {why}"
         return FirstDifference(asked.identity.role, words, ())
     lines = tuple(first_difference(store, recording))
     what = "sends a request for which there is none on record"
