@@ -141,9 +141,13 @@ def kills(folder: Path, server: CountingServer, agent: str, times: int, runs: in
         if _kill_after(folder, server, recorded, requests, drawn.uniform(0, 0.1)):
             killed.append(time.monotonic())
     resumed = gate(folder, server, recorded, "killed")
-    sent = Counter(each.digest for each in server.asked)
-    first = {each.digest: each.ended_at for each in reversed(server.asked)}
-    twice = [first[digest] for digest, count in sent.items() if count > 1]
+    last = {each.digest: each for each in server.asked}
+    repeated = [each.ended_at for each in server.asked if each is not last[each.digest]]
+    # seconds from an answer to the kill that it was lost by (0: the answer was not sent)
+    ages = [
+        0.0 if ended == inf else min((k - ended for k in killed if k >= ended), default=inf)
+        for ended in repeated
+    ]
     requests = len(server.asked)
     server.asked.clear()
     whole = gate(folder, server, recorded, "whole")
@@ -153,13 +157,9 @@ def kills(folder: Path, server: CountingServer, agent: str, times: int, runs: in
         "requests": requests,
         "requests_without_kills": whole["requests"],
         # a request that was under way at a kill has no recorded answer
-        "recorded": resumed["asked"]["requests"],
-        "recorded_twice": resumed["asked"]["requests"] - len(sent),
-        "sent_twice": len(twice),
-        "sent_twice_though_answered": sum(
-            ended < min((moment for moment in killed if moment >= ended), default=inf) - LOST
-            for ended in twice
-        ),
+        "sent_again": len(repeated),
+        "longest_unrecorded": max(ages, default=0.0),
+        "sent_again_though_answered": sum(age > LOST for age in ages),
         "same_result": all(resumed[name] == whole[name] for name in same),
     }
 
