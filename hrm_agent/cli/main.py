@@ -50,7 +50,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "demo": "train a tiny policy end to end, and compare before and after",
         "collect": "run tasks through a graph and keep the trajectories",
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
-        "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
+        "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare runs",
         "analyze": "what a run says: entropy, tool errors, lengths, selection, or why its runs failed",
         "roles": "say which role of a graph deserves a better policy, by swaps of single roles",
         "why": "find the step of a training, and its rollouts, that taught a text",
@@ -67,6 +67,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "lint": "check that stored trajectories can be trained on",
         "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
         "import": "read trajectories of a file into a store",
+        "dataset": "named, versioned sets of examples made from runs: add, list, show, diff",
         "store": "maintain a store: stats, verify, prune, delete, vacuum, copy, migrate",
     },
     "documents": {
