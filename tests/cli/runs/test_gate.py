@@ -153,6 +153,12 @@ def test_an_unchanged_agent_asks_nothing_and_loads_no_policy(
     assert found["verdict"] == "equal" and found["unchanged_runs"] == TASKS
     assert "all 12 runs repeat as recorded, and nothing was asked" in found["sentence"]
     assert not server.asked and not Path("tools.log").exists()
+    # a run without a rubric is scored by the verifiers of its tasks, which read a box
+    config = Path("base/config.toml")
+    assert 'rewards = "answer:last_number"' in config.read_text()
+    config.write_text(config.read_text().replace('"answer:last_number"', '"none"'))
+    found = gate(hrm)
+    assert (found["verdict"], found["old"]) == ("equal", 0)
 
 
 def test_only_what_follows_a_change_is_asked(server: ProviderServer, hrm: Command) -> None:
