@@ -42,6 +42,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         ),
         "fork": "branch off from a checkpoint of a thread, once or as a group",
         "replay": "replay stored runs from their recorded answers, with the graphs as they are now",
+        "gate": "compare a changed agent with the one whose runs are recorded: better, worse or equal",
         "diff": "compare two threads, or two checkpoints",
         "blame": "say which step lost a run, by forks of its moments",
     },

@@ -25,12 +25,14 @@ from typing import Any, TypeVar
 
 from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.errors import HrmError, StoreError
+from hrm_agent.trajectory.call_facts import SentSampling
 from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.journal import Journal, MemoryJournal
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
 __all__ = [
+    "AskedModel",
     "Recording",
     "RequestSize",
     "TaskQuestions",
@@ -80,6 +82,18 @@ class TaskQuestions:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedModel:
+    """Model that would answer a request."""
+
+    name: str
+    """Name, as in `Call.model`. A policy that is not loaded yet has its model string."""
+    sent: SentSampling | None = None
+    """Sampling parameters of a model that the graph holds itself (None: the hash of the request
+    covers them).
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSize:
     """Upper bound of the tokens of a request that is about to be sent."""
 
@@ -97,6 +111,8 @@ class RequestSize:
     """False for a model that the graph holds itself."""
     can_wait: bool = True
     """False for a request that blocks the event loop. Others could not end while it waits."""
+    retries: bool = False
+    """True if the client may repeat a failed request by itself."""
     text_only: bool = True
     """False for a request with images, audio or files, whose tokens `read` does not bound."""
 
@@ -159,13 +175,15 @@ class Recording:
         tools: Sequence[Any] = (),
         *,
         former_hash: str = "",
+        model: AskedModel | None = None,
     ) -> Call | int:
         """Return the recorded answer to this request, or the index of a new call.
 
         A recorded answer belongs to the attempt that it was given in: a node that a retry policy
         runs again asks anew, and on resume each attempt gets its own answer. A failed call is asked
         again. `messages` and `tools` are the request itself, for a recording that reports unknown
-        requests. `former_hash`: hash of the request in older records.
+        requests. `former_hash`: hash of the request in older records. `model`: model that would be
+        asked (None: not known).
         """
         with self._lock:
             if self.broken is not None:
@@ -187,6 +205,13 @@ class Recording:
                 task.failed.remove(again)
                 task.again[index] = again.id
             return index
+
+    def may_load(self, *, can_wait: bool) -> bool:
+        """True if a policy may be loaded for a request, False if the request has to wait. Called
+        before `may_ask`. `can_wait`: False for a request that blocks the event loop.
+        """
+        del can_wait
+        return True
 
     def may_ask(self, request: RequestSize) -> bool:
         """True if a request may be sent now, False if it has to wait for the end of others. A

@@ -311,6 +311,29 @@ def look_at_swaps(site: Site, page: Page, browsing: Browsing, folder: Path, run:
     site.go(page, "analyses", place=site.place, run=run)
     page.get_by_role("link", name="nothing").click()
     expect(page.get_by_text("No role was swapped.")).to_be_visible()
+    look_at_a_gate(site, page, browsing, folder, run)
+
+
+def look_at_a_gate(site: Site, page: Page, browsing: Browsing, folder: Path, run: str) -> None:
+    """Open a result of `gate`, and the diff of a run that got worse."""
+    with open_store(folder, read_only=True) as store:
+        id_ = store.journal.headers()[0].id
+    one = {"run": id_, "thread": HOSTILE, "prompt": HOSTILE, "old": 1.0, "new": 0.0}
+    one |= {"difference": HOSTILE, "diff": ["-old", "+" + HOSTILE], "old_answer": "7"}
+    result = {"verdict": "worse", "sentence": HOSTILE, "old": 1.0, "new": 0.5, "worse": [one, 7]}
+    result |= {"difference": {"value": -0.5, "low": -0.75}, "runs": 8, "recorded_runs": 9}
+    result |= {"not_comparable": {HOSTILE: ["a"]}, "better": None, "asked": {"requests": 12}}
+    save_analysis(folder, "gate", {}, title="compared", command="", result=result)
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="compared").click()
+    table = page.get_by_role("table", name="Runs that got worse")
+    expect(table.get_by_role("link")).to_have_count(1)
+    page.get_by_text("First difference in").click()
+    expect(page.get_by_text("Answer on record: 7")).to_be_visible()
+    expect(page.get_by_text("Asked: 12 requests")).to_be_visible()
+    browsing.check(page, "hostile gate 390")
+    table.get_by_role("link").first.click()
+    expect(page).to_have_url(re.compile(f"#/trajectory.*{id_}"))
 
 
 def look_at_a_film(site: Site, page: Page, browsing: Browsing, folder: Path) -> None:
