@@ -49,8 +49,7 @@ class Router(Echo):
     "Model that passes its request on to another one."
 
     def _generate(self, messages, stop=None, run_manager=None, **options):
-        config = {"callbacks": run_manager.get_child()} if run_manager else None
-        return ChatResult(generations=[ChatGeneration(message=Echo().invoke(messages, config))])
+        return ChatResult(generations=[ChatGeneration(message=Echo().invoke(messages))])
 
 
 def of(node):
@@ -161,7 +160,7 @@ def test_a_factory_makes_its_prompt(hrm: Command, prompts: Path) -> None:
 
 
 def test_the_policy_gets_the_texts(hrm: Command, prompts: Path) -> None:
-    Path("script.json").write_text('["42"]')
+    Path("script.json").write_text("42")
     words = ["--prompts", str(prompts), "--policy", "scripted:script.json", "--thread", "new"]
     assert answer(run(hrm, "asked", *words)) == "42"
     with open_store("runs/store.db") as store:
@@ -175,7 +174,7 @@ def test_a_run_keeps_its_texts(hrm: Command, prompts: Path) -> None:
     prompts.unlink()
     assert hrm("replay", "new").code == 0
     assert hrm("replay", "--check", "runs").code == 0
-    assert hrm("fork", "new", "--at", "first", "--name", "again", "--run").code == 0
+    assert hrm("fork", "new", "--at", "0", "--name", "again", "--run").code == 0
     with open_store("runs/store.db") as store:
         assert store.journal.trajectory("again").answer == SENT["read"]
         task = store.journal.trajectory("new").task
@@ -183,7 +182,7 @@ def test_a_run_keeps_its_texts(hrm: Command, prompts: Path) -> None:
     written({"read": "Say nothing."})
     other = hrm("replay", "new", "--prompts", "prompts.toml")
     assert other.code == 1
-    assert "+ Say nothing. Now." in other.out
+    assert "+Say nothing. Now." in other.out
     again = run(hrm, "read", "--prompts", "prompts.toml", "--thread", "new")
     assert again.code == 2
     assert "another configuration (prompts" in again.err
