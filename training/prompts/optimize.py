@@ -1,0 +1,202 @@
+"""Better prompts of a graph: held-out runs, the search, and the held-out runs again.
+
+    held-out tasks, texts of the start    which prompts the graph sends, and how well it does
+    search                                on other tasks (`hrm_agent.training.prompts.evolution`)
+    held-out tasks, best texts            paired with the first runs
+
+Held-out tasks take no part in the search: nothing is chosen by them, and no reflection sees them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hrm_agent.errors import ConfigError, RunError, TaskError
+from hrm_agent.prompts import PromptTexts, default_text, known_names
+from hrm_agent.training.evaluation.compare import Comparison, compare
+from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.prompts.evolution import Evolution, Places, evolve
+from hrm_agent.training.prompts.rollouts import OutOfBudget, PromptRuns
+from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.tasks import Task
+from hrm_agent.trajectory import Trajectory
+
+__all__ = ["Improvement", "TaskSplits", "improve_prompts", "split_tasks"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSplits:
+    """Disjoint tasks with their places."""
+
+    train: Places
+    """Tasks whose runs the reflection model sees."""
+    validation: Places
+    """Tasks by which the best texts are chosen."""
+    test: Places
+    """Held-out tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """Result of a search."""
+
+    start: dict[str, str]
+    """Texts at the start, of all prompts that were to be improved."""
+    evolution: Evolution
+    """Candidates and proposals."""
+    comparison: Comparison
+    """Held-out tasks with the texts of the start, against those with the best texts."""
+    tested: int
+    """Number of held-out tasks that were run with the best texts."""
+    unjudged: int
+    """Number of held-out runs that could not be judged, and count as wrong."""
+    unused: tuple[str, ...]
+    """Prompts of the graph's modules that no held-out run sent."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Best texts."""
+        return self.evolution.candidates[self.evolution.best].texts
+
+    @property
+    def changed(self) -> bool:
+        return self.texts != self.start
+
+
+def split_tasks(
+    learned: Sequence[Task], held_out: Sequence[Task], *, train: int, validation: int
+) -> TaskSplits:
+    """Distribute tasks such that no task is in two parts. `learned`: tasks to learn from, in which
+    held-out ones may be, since a plain file has no splits. Raises `TaskError` if there are too few.
+    """
+    test = _distinct(held_out, ())
+    others = _distinct(learned, test)
+    if len(others) < train + validation:
+        raise TaskError(
+            f"There are {len(test)} held-out tasks and {len(others)} others, but {train} + "
+            f"{validation} others are needed.",
+            "Lower --train, --validation or --test.",
+        )
+    return TaskSplits(
+        [*enumerate(others[:train])],
+        [*enumerate(others[train : train + validation], train)],
+        [*enumerate(test)],
+    )
+
+
+def _distinct(tasks: Iterable[Task], without: Iterable[Task]) -> list[Task]:
+    seen = {(task.id, task.prompt) for task in without}
+    found = list[Task]()
+    for task in tasks:
+        if (task.id, task.prompt) not in seen:
+            seen.add((task.id, task.prompt))
+            found.append(task)
+    return found
+
+
+def improve_prompts(
+    runs: PromptRuns,
+    splits: TaskSplits,
+    base: Mapping[str, str],
+    wanted: Sequence[str],
+    loop: asyncio.Runner,
+    *,
+    minibatch: int,
+) -> Improvement:
+    """Search for better texts. `base`: texts that replace those of the source at the start.
+    `wanted`: prompts to improve (empty: all that the held-out runs send).
+
+    Raises `ConfigError` if a prompt is not found in the requests, and `RunError` if the budget does
+    not suffice for the held-out tasks and one candidate.
+    """
+    first = _complete(loop.run(runs.run(splits.test, base, "test")), runs, "held-out")
+    runs.keep_back(base, splits.test)
+    start, unused = _start(first, base, wanted)
+
+    def run_all(tasks: Places, texts: Mapping[str, str]) -> list[Trajectory]:
+        found = loop.run(runs.run(tasks, {**base, **texts}, "learn"))
+        done = [each for each in found if each is not None]
+        if len(done) < len(found):
+            raise OutOfBudget
+        return done
+
+    evolution = evolve(
+        start,
+        splits.train,
+        splits.validation,
+        run_all,
+        lambda question: loop.run(runs.reflect(question)),
+        minibatch=minibatch,
+        seed=runs.seed,
+    )
+    if not evolution.candidates:
+        raise _too_small(runs, "validation")
+    best = evolution.candidates[evolution.best].texts
+    try:
+        last = loop.run(runs.run(splits.test, {**base, **best}, "test"))
+    except OutOfBudget as error:
+        raise _too_small(runs, "held-out") from error
+    pairs = [(a, b) for a, b in zip(first, last, strict=True) if b is not None]
+    if not pairs:
+        raise _too_small(runs, "held-out")
+    return Improvement(
+        start,
+        evolution,
+        compare(
+            samples_of(a for a, _ in pairs), samples_of(b for _, b in pairs), ("start", "best")
+        ),
+        len(pairs),
+        sum(fault_of(each) is not None for pair in pairs for each in pair),
+        unused,
+    )
+
+
+def _complete(found: Sequence[Trajectory | None], runs: PromptRuns, which: str) -> list[Trajectory]:
+    done = [each for each in found if each is not None]
+    if len(done) < len(found):
+        raise _too_small(runs, which)
+    faults = [fault for each in done if (fault := fault_of(each)) is not None]
+    if len(faults) == len(done):
+        raise RunError(
+            f"No run of the {which} tasks could be judged: {faults[0][1]}.",
+            "Repair the cause, and repeat the command with another --out.",
+        )
+    return done
+
+
+def _too_small(runs: PromptRuns, which: str) -> RunError:
+    return RunError(
+        f"The budget of {runs.budget} does not suffice for the {which} tasks.",
+        "Name a larger --budget, or fewer tasks: --test, --validation.",
+    )
+
+
+def _start(
+    first: Sequence[Trajectory], base: Mapping[str, str], wanted: Sequence[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Texts at the start of the prompts to improve, and names of prompts that no run sent."""
+    names = [*wanted] or [*dict.fromkeys([*base, *known_names()])]
+    sent = set[str]()
+    for name in names:
+        # one at a time, since other graphs of the process may have prompts with equal texts
+        texts = PromptTexts({name: base.get(name) or default_text(name)})
+        requests = (call.request or () for each in first for call in each.own_calls)
+        if any(texts.names_in(request) for request in requests):
+            sent.add(name)
+    missing = [name for name in wanted if name not in sent]
+    if missing:
+        raise ConfigError(
+            f"No request of {len(first)} runs contains the prompt {missing[0]!r}: either its role was"
+            " not asked, or the graph changes the text before it sends it.",
+            f"Sent were: {', '.join(sorted(sent)) or 'none'}. Leave it out of --prompts-of.",
+        )
+    if not sent:
+        raise ConfigError(
+            f"No request of {len(first)} runs contains a named prompt.",
+            'Name the texts in the graph, Prompt("solver", "You are ..."), or name constants of its'
+            " modules: --prompts-of package.module:SYSTEM.",
+        )
+    found = {name: base.get(name) or default_text(name) for name in names if name in sent}
+    return found, tuple(name for name in names if name not in sent)
