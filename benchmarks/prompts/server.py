@@ -77,7 +77,7 @@ def reflection(body: Mapping[str, Any]) -> dict[str, Any]:
     """Message of the model `reflection`."""
     question = str(body["messages"][-1]["content"])
     current = re.findall(r"```\n(.*?)\n```", question, re.DOTALL)[0]
-    rules = re.findall(r"Tool price failed\. error: Error: \w+\('(.*?)'\)", question)
+    rules = re.findall(r"Tool price failed\. error: \w+: (.*)", question)
     pairs = re.findall(r"Expected answer: (.*)\nGiven answer: (.*)", question)
     units = [
         expected.removeprefix(given).strip()
