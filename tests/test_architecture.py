@@ -98,6 +98,7 @@ FRONT_DOORS = {
     "hrm_agent.runtime.execution.run_group",
     "hrm_agent.runtime.newest_state",
     "hrm_agent.runtime.replay.adopting",
+    "hrm_agent.runtime.replay.repeats",
     "hrm_agent.runtime.selection",
     "hrm_agent.runtime.settings",
 }

@@ -51,6 +51,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
         "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
+        "gate": "compare a changed agent with the one whose runs are recorded: better, worse or equal",
         "roles": "say which role of a graph deserves a better policy, by swaps of single roles",
         "optimize": "improve the prompts of a graph, by reflection on its recorded runs",
         "why": "find the step of a training, and its rollouts, that taught a text",

@@ -23,6 +23,7 @@ from hrm_agent.models.codec.thoughts import REASONING
 from hrm_agent.models.engine import Codec, Completion, Engine, ParsedTurn, TemplateMismatch
 from hrm_agent.models.recorded_values import OWN_FACTS, pack_answer
 from hrm_agent.trajectory import (
+    AskedModel,
     BranchReason,
     Call,
     FinishReason,
@@ -133,18 +134,22 @@ def open_call(
     tools: Sequence[dict[str, Any]],
     sampling: Sampling,
     special: Mapping[str, Any] | None = None,
+    model: str = "",
 ) -> PendingCall | Call:
     """Recorded answer to a request, or a call to be sampled.
 
     `special`: a model or a schema that the call names. It is left out of the hash if empty, so that
-    the hashes of older records stay valid.
+    the hashes of older records stay valid. `model`: name of the model that would be asked.
     """
     context = HashedContext.of(messages)
     rest = (sampling.model_dump(), *([special] if special else []))
     request_hash = offered_hash = context.hash(in_one_order(tools), *rest)
     if len(tools) > 1:
         offered_hash = context.hash(tools, *rest)
-    claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
+    asked = AskedModel(model)
+    claimed = recording.claim(
+        identity, request_hash, messages, tools, former_hash=offered_hash, model=asked
+    )
     if isinstance(claimed, Call):
         return claimed
     if sampling.seed is None:

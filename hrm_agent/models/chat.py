@@ -344,7 +344,9 @@ class _PolicyCall:
         tools = options.get("tools", ())
         run_id = uuid4() if run_manager is None else run_manager.run_id
         identity = graph_identity(metadata_of(run_manager), str(run_id))
-        opened = open_call(self.recording, identity, messages, tools, asked.sampling, special)
+        opened = open_call(
+            self.recording, identity, messages, tools, asked.sampling, special, _name_of(backend)
+        )
         if isinstance(opened, Call):
             if opened.error is not None:
                 raise raised(opened.error, type(self._backend))
@@ -477,15 +479,16 @@ class _PolicyCall:
         self.recording.release(pending.identity, pending.call_index)
         if not is_of_a_model(error) or open_recording() is None:
             return
-        backend = self._backend
-        name = (
-            backend
-            if isinstance(backend, str)
-            else getattr(backend, "name", None) or name_of_model(backend)
-        )
         with suppress(StoreError):  # a recording that is broken cannot be written
-            call = close_failed_call(pending, name, pack_error(error))
+            call = close_failed_call(pending, _name_of(self._backend), pack_error(error))
             self.recording.write_call(call, pending.messages)
+
+
+def _name_of(backend: Backend | str) -> str:
+    """Recorded name of a backend. One that is not loaded has its model string."""
+    if isinstance(backend, str):
+        return backend
+    return name_of_model(backend) if isinstance(backend, BaseChatModel) else backend.name
 
 
 def _in_event_loop() -> bool:

@@ -23,6 +23,7 @@ from hrm_agent.trajectory.judgements import (
     Scoring,
 )
 from hrm_agent.trajectory.recording import (
+    AskedModel,
     Recording,
     RequestSize,
     active_recording,
@@ -59,6 +60,7 @@ __all__ = [
     "NO_REWARDS",
     "SCHEMA_VERSION",
     "TASK_INPUTS",
+    "AskedModel",
     "BranchReason",
     "Call",
     "CallUsage",

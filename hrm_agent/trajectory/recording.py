@@ -25,12 +25,14 @@ from typing import Any, TypeVar
 
 from hrm_agent.basics.bounded import BoundedMap
 from hrm_agent.errors import HrmError, StoreError
+from hrm_agent.trajectory.call_facts import SentSampling
 from hrm_agent.trajectory.draws import OpenDraws, TaskDraws
 from hrm_agent.trajectory.ids import derive_seed
 from hrm_agent.trajectory.journal import Journal, MemoryJournal
 from hrm_agent.trajectory.schema import Call, GraphIdentity, ToolCall
 
 __all__ = [
+    "AskedModel",
     "Recording",
     "RequestSize",
     "TaskQuestions",
@@ -77,6 +79,18 @@ class TaskQuestions:
     """Question numbers that an answered call skipped, which belong to a parallel call."""
     written: int = 0
     """Number of answers written to LangGraph."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """Model that would answer a request."""
+
+    name: str
+    """Name, as in `Call.model`. A policy that is not loaded yet has its model string."""
+    sent: SentSampling | None = None
+    """Sampling parameters of a model that the graph holds itself (None: the hash of the request
+    covers them).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +173,15 @@ class Recording:
         tools: Sequence[Any] = (),
         *,
         former_hash: str = "",
+        model: AskedModel | None = None,
     ) -> Call | int:
         """Return the recorded answer to this request, or the index of a new call.
 
         A recorded answer belongs to the attempt that it was given in: a node that a retry policy
         runs again asks anew, and on resume each attempt gets its own answer. A failed call is asked
         again. `messages` and `tools` are the request itself, for a recording that reports unknown
-        requests. `former_hash`: hash of the request in older records.
+        requests. `former_hash`: hash of the request in older records. `model`: model that would be
+        asked (None: not known).
         """
         with self._lock:
             if self.broken is not None:

@@ -27,33 +27,33 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
 
-from hrm_agent.errors import ConfigError, HrmError, RunError
+from hrm_agent.errors import HrmError, RunError
 from hrm_agent.models import ActivePolicy
 from hrm_agent.models.call_recording import copied_call, recorded_call_id
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.store import RunStore
-from hrm_agent.training.evaluation.budget import BudgetUsedUp, Meter, RequestTotal
+from hrm_agent.training.evaluation.budget import Meter, RequestTotal
 from hrm_agent.training.evaluation.compare import Comparison, compare
+from hrm_agent.training.evaluation.metered import MeteredRecording, Stuck, run_until_refused
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.rollout.eligibility import Why, fault_of, needs_second_attempt
 from hrm_agent.training.rollout.rollout import second_attempt
 from hrm_agent.training.rollout.scoring import Score
 from hrm_agent.trajectory import (
+    AskedModel,
     Call,
     GraphIdentity,
     Journal,
-    Recording,
     RequestSize,
     TaskDraws,
     ToolCall,
     Trajectory,
-    call_id,
 )
 
 __all__ = ["ALL", "RoleSwap", "SwapRecording", "SwappedRun", "best_role", "role_swaps"]
@@ -274,7 +274,7 @@ async def _run(
     origin = source.journal.with_calls(each.run.trajectory)
     draws = source.journal.draws_of(each.run.trajectory)
     before = journal.find_trajectory(episode.trajectory_id)
-    stuck = _Stuck(asyncio.get_running_loop())
+    stuck = Stuck(asyncio.get_running_loop())
     record = partial(
         SwapRecording,
         origin=origin,
@@ -285,37 +285,7 @@ async def _run(
         stuck=stuck,
     )
     alone = replace(runner, by_role=dict.fromkeys(each.roles, swapped), record=record)
-    running = asyncio.create_task(alone.run(episode))
-    waiting = asyncio.create_task(stuck.event.wait())
-    try:
-        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done() and stuck.error is None:
-            return running.result()
-    finally:
-        waiting.cancel()
-        running.cancel()
-        await asyncio.wait({running})
-    if stuck.error is not None and not isinstance(stuck.error, BudgetUsedUp):
-        raise stuck.error
-    return None
-
-
-@dataclass(slots=True)
-class _Stuck:
-    """Signal that a run cannot go on, since a request was refused.
-
-    The refusal is not raised in the graph, which could catch it and go on with another state. The
-    request waits, and the run is cancelled from outside, as by a kill. A request that cannot wait
-    ends as in a cancelled task.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-    error: HrmError | None = None
-    """Error by which the request was refused."""
-
-    def report(self) -> None:
-        self.loop.call_soon_threadsafe(self.event.set)
+    return await run_until_refused(alone, episode, stuck)
 
 
 def _ended_first(
@@ -358,12 +328,10 @@ def _result(
     )
 
 
-class SwapRecording(Recording):
+class SwapRecording(MeteredRecording):
     """Recording that takes answers from a recorded run, and asks swapped roles and changed requests
     within a budget.
     """
-
-    metered = True
 
     def __init__(
         self,
@@ -376,15 +344,13 @@ class SwapRecording(Recording):
         own: Sequence[Call],
         roles: Collection[str],
         meter: Meter,
-        stuck: _Stuck,
+        stuck: Stuck,
     ) -> None:
         """`origin`: recorded run with its calls. `own`: calls of this run that earlier processes
         recorded.
         """
-        super().__init__(journal, seed, inherited)
+        super().__init__(journal, seed, inherited, meter=meter, stuck=stuck)
         self._roles = roles
-        self._meter = meter
-        self._stuck = stuck
         self._answers_lock = threading.Lock()
         taken = {(call.identity.path, call.started_at) for call in own}
         self._answers: defaultdict[tuple[Any, ...], list[Call]] = defaultdict(list)
@@ -394,7 +360,6 @@ class SwapRecording(Recording):
         self._tools = {_key_of(tool): tool for tool in origin.tool_calls if tool.status is not None}
         self._origin_draws = {(each.identity.path, each.identity.attempt): each for each in draws}
         self._asks = any(meter.was_asked(call.id) for call in own)
-        self._open_requests = set[str]()
 
     def claim(
         self,
@@ -404,8 +369,11 @@ class SwapRecording(Recording):
         tools: Sequence[Any] = (),
         *,
         former_hash: str = "",
+        model: AskedModel | None = None,
     ) -> Call | int:
-        claimed = super().claim(identity, request_hash, messages, tools, former_hash=former_hash)
+        claimed = super().claim(
+            identity, request_hash, messages, tools, former_hash=former_hash, model=model
+        )
         if isinstance(claimed, Call):
             return claimed
         found = self._answer(identity, request_hash)
@@ -432,49 +400,9 @@ class SwapRecording(Recording):
             return found.pop(0) if found else None
 
     def may_ask(self, request: RequestSize) -> bool:
-        if self._closed:  # a node in a thread cannot be cancelled
-            raise BudgetUsedUp("A request was refused.")
-        try:
-            accepted = self._meter.reserve(request)
-            if not accepted and not request.can_wait:
-                raise ConfigError(
-                    f"A request to {request.model} has to wait for others, but it blocks the event"
-                    " loop: an async function calls the model synchronously.",
-                    "Write `await policy().ainvoke(...)` in async functions of the graph, or leave"
-                    " out --budget.",
-                )
-        except HrmError as error:
-            self._stuck.error = self._stuck.error or error
-            if not self._open_requests:
-                self._stuck.report()
-            if request.by_policy and request.can_wait:
-                return False
-            # A node that catches exceptions does not catch this one, as in a cancelled task. If it
-            # does nevertheless, the run is not stored as ended.
-            self.broken = self.broken or error
-            raise asyncio.CancelledError from error
-        if accepted:
-            self._asks = True
-            self._open_requests.add(request.call_id)
+        accepted = super().may_ask(request)
+        self._asks = self._asks or accepted
         return accepted
-
-    def write_call(self, call: Call, sent: Sequence[Any] = ()) -> Call:
-        written = super().write_call(call, sent)
-        if call.error is None:
-            self._meter.settle(written)
-            self._open_requests.discard(written.id)
-        else:
-            self._lose(call.identity, call.call_index)
-        return written
-
-    def release(self, identity: GraphIdentity, index: int) -> None:
-        self._lose(identity, index)
-        super().release(identity, index)
-
-    def _lose(self, identity: GraphIdentity, index: int) -> None:
-        asked = call_id(identity.thread_id, identity.task_id, index)
-        self._meter.lose(asked)
-        self._open_requests.discard(asked)
 
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
         own = super().claim_tool_call(started)

@@ -141,6 +141,12 @@ class Meter:
             return call_id in self._settled or bool(self._lost.get(call_id))
 
     @property
+    def requests(self) -> int:
+        """Number of requests that were sent, with those that got no answer."""
+        with self._lock:
+            return len(self._settled) + len(self._open) + sum(map(len, self._lost.values()))
+
+    @property
     def total(self) -> RequestTotal:
         """Total of all requests. Those without an answer count as reserved."""
         with self._lock:

@@ -17,7 +17,7 @@ from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.prompts import PROMPTS, default_text
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.training.evaluation.budget import Meter, RequestBudget, read_budget
-from hrm_agent.training.prompts.metered import run_metered
+from hrm_agent.training.evaluation.metered import run_metered
 from hrm_agent.training.rollout.eligibility import needs_second_attempt
 from hrm_agent.training.rollout.rollout import group_episodes, second_attempt
 from hrm_agent.training.rollout.scoring import Score

@@ -33,7 +33,7 @@ from hrm_agent.runtime.replay.request_diff import looks_drawn, request_diff
 from hrm_agent.store import RunStore
 from hrm_agent.trajectory import RunStatus, Sampling, Trajectory
 
-__all__ = ["in_words", "run"]
+__all__ = ["in_words", "recorded_sampling", "run"]
 
 _MOST_SHOWN = 20
 """Maximum number of ignored differences that are listed."""
@@ -194,13 +194,13 @@ async def _runner(
     """Runner that continues a run. By default, it uses the recorded policy and sampling parameters."""
     graph = arguments.graph or trajectory.graph
     name = arguments.policy or policy_of_record(trajectory)
-    sampling = _recorded_sampling(trajectory)
+    sampling = recorded_sampling(trajectory)
     least = arguments.isolation or DEFAULT_ISOLATION
     async with opened_environment(arguments.environment, isolation=least) as environment:
         yield EpisodeRunner(store, policy_for(name, graph), name, environment, sampling)
 
 
-def _recorded_sampling(trajectory: Trajectory) -> Sampling:
+def recorded_sampling(trajectory: Trajectory) -> Sampling:
     """Newest recorded temperature and top-p, and the highest recorded token limit. Values that no
     request had are defaults.
     """

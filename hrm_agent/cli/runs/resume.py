@@ -174,6 +174,14 @@ def _demo(folder: Path, output: Output, allow: list[str]) -> int:
     return 0
 
 
+def _gate(folder: Path, output: Output, allow: list[str]) -> int:
+    from hrm_agent.cli.training.gate import GateConfig, gate_run
+
+    del allow  # the types of the repeated runs are those of the gate
+    values = read_config_file(folder / CONFIG_FILE, "gate")
+    return gate_run(build_config(GateConfig, values, CONFIG_FILE, on_record=True), folder, output)
+
+
 def _roles(folder: Path, output: Output, allow: list[str]) -> int:
     from hrm_agent.cli.training.roles import RolesConfig, roles_run
 
@@ -193,6 +201,7 @@ _COMMANDS: dict[str, Resume] = {
     "demo": _demo,
     "collect": _collect,
     "eval": _eval,
+    "gate": _gate,
     "optimize": _optimize,
     "roles": _roles,
     "train rl": _train_rl,

@@ -45,10 +45,17 @@ from hrm_agent.models.call_recording import (
     plain,
 )
 from hrm_agent.models.chat import PolicyModel
-from hrm_agent.models.hosted import most_prompt_tokens, sent_sampling
+from hrm_agent.models.hosted import is_text, most_prompt_tokens, sent_sampling
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
 from hrm_agent.prompts import using_prompts, with_prompts
-from hrm_agent.trajectory import Call, Recording, RequestSize, SentSampling, open_recording
+from hrm_agent.trajectory import (
+    AskedModel,
+    Call,
+    Recording,
+    RequestSize,
+    SentSampling,
+    open_recording,
+)
 from hrm_agent.trajectory.call_facts import RaisedError
 from hrm_agent.trajectory.conversation_digest import HashedContext
 from hrm_agent.trajectory.draws import while_answered
@@ -104,7 +111,13 @@ class _ModelRequest:
         request_hash, offered_hash = (
             context.hash(options, self._model) for options in (ordered, asked)
         )
-        claimed = recording.claim(identity, request_hash, messages, tools, former_hash=offered_hash)
+        sent = SentSampling()
+        with suppress(Exception):
+            sent = sent_sampling(model, options)
+        asked_model = AskedModel(self._model, sent)
+        claimed = recording.claim(
+            identity, request_hash, messages, tools, former_hash=offered_hash, model=asked_model
+        )
         self.claimed = claimed if isinstance(claimed, Call) else None
         """Recorded call of this request (None if there is none)."""
         self.over = self.claimed is not None
@@ -114,9 +127,7 @@ class _ModelRequest:
             self._pending = PendingCall(
                 identity, claimed, request_hash, messages, context, tools, instead_of=again
             )
-            self._sent = SentSampling()
-            with suppress(Exception):
-                self._sent = sent_sampling(model, options)
+            self._sent = sent
             if recording.metered:
                 recording.may_ask(
                     RequestSize(
@@ -126,6 +137,8 @@ class _ModelRequest:
                         self._sent.max_tokens,
                         engine=False,
                         by_policy=False,
+                        can_wait=False,
+                        text_only=is_text(messages),
                     )
                 )
 

@@ -19,7 +19,7 @@ from hrm_agent.runtime.replay.recorded_answers import (
     recorded_answers,
 )
 from hrm_agent.runtime.replay.task_path import TaskPathResolver
-from hrm_agent.trajectory import Call, GraphIdentity, Journal, ToolCall, Trajectory
+from hrm_agent.trajectory import AskedModel, Call, GraphIdentity, Journal, ToolCall, Trajectory
 
 __all__ = ["Repeated", "repeating"]
 
@@ -66,8 +66,11 @@ class _RepeatingRecording(AdoptingRecording):
         tools: Sequence[Any] = (),
         *,
         former_hash: str = "",
+        model: AskedModel | None = None,
     ) -> Call | int:
-        claimed = super().claim(identity, request_hash, messages, tools, former_hash=former_hash)
+        claimed = super().claim(
+            identity, request_hash, messages, tools, former_hash=former_hash, model=model
+        )
         if isinstance(claimed, Call):
             self._note(claimed, claimed)
         return claimed

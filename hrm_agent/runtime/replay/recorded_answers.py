@@ -32,6 +32,7 @@ from hrm_agent.runtime.replay.effects import Effect, note_effect
 from hrm_agent.runtime.replay.request_match import RequestMatch
 from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
 from hrm_agent.trajectory import (
+    AskedModel,
     Call,
     GraphIdentity,
     Journal,
@@ -170,6 +171,20 @@ class RecordedAnswers:
         answer = found if match is None else match.answer(found)
         self.given[asked.identity.task_id].append((found, answer))
         return answer
+
+    def take_if(self, asked: UnrecordedRequest, same: Callable[[Call], bool]) -> Call | None:
+        """Return the nearest answer for which `same` holds (None if there is none). No other
+        request gets it.
+        """
+        found = _best(
+            self.calls,
+            asked.place,
+            same,
+            lambda call: (call.identity.attempt == asked.identity.attempt,),
+        )
+        if found is not None:
+            self.given[asked.identity.task_id].append((found, found))
+        return found
 
     def fits(self, call: Call, asked: UnrecordedRequest) -> bool:
         """True if a recorded call answers a request."""
@@ -318,6 +333,7 @@ class ReplayRecording(Recording):
         tools: Sequence[Any] = (),
         *,
         former_hash: str = "",
+        model: AskedModel | None = None,
     ) -> Call | int:
         asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)
         with self._answers.lock:
@@ -397,8 +413,11 @@ class AdoptingRecording(Recording):
         tools: Sequence[Any] = (),
         *,
         former_hash: str = "",
+        model: AskedModel | None = None,
     ) -> Call | int:
-        claimed = super().claim(identity, request_hash, messages, tools, former_hash=former_hash)
+        claimed = super().claim(
+            identity, request_hash, messages, tools, former_hash=former_hash, model=model
+        )
         if isinstance(claimed, Call):
             return claimed
         asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)

@@ -1,11 +1,11 @@
-"""Runs whose requests are held to a budget."""
+"""Recordings whose requests are counted by a `Meter`, and runs that wait where a request is refused."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from typing import Any
 
 from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
@@ -20,12 +20,12 @@ from hrm_agent.trajectory import (
     call_id,
 )
 
-__all__ = ["MeteredRecording", "Refusal", "run_metered"]
+__all__ = ["MeteredRecording", "Stuck", "run_until_refused"]
 
 
 @dataclass(slots=True)
-class Refusal:
-    """Signal that a run cannot go on, since a request of it was refused.
+class Stuck:
+    """Signal that a run cannot go on, since a request was refused.
 
     The refusal is not raised in the graph, which could catch it and go on with another state. The
     request waits, and the run is cancelled from outside, as by a kill. A request that cannot wait
@@ -42,7 +42,7 @@ class Refusal:
 
 
 class MeteredRecording(Recording):
-    """Recording whose requests are reserved in a `Meter` before they are sent."""
+    """Recording that asks a meter before each request."""
 
     metered = True
 
@@ -53,11 +53,12 @@ class MeteredRecording(Recording):
         inherited: Collection[str],
         *,
         meter: Meter,
-        refusal: Refusal,
+        stuck: Stuck,
+        **more: Any,
     ) -> None:
-        super().__init__(journal, seed, inherited)
+        super().__init__(journal, seed, inherited, **more)
         self._meter = meter
-        self._refusal = refusal
+        self._stuck = stuck
         self._open_requests = set[str]()
 
     def may_ask(self, request: RequestSize) -> bool:
@@ -69,13 +70,13 @@ class MeteredRecording(Recording):
                 raise ConfigError(
                     f"A request to {request.model} has to wait for others, but it blocks the event"
                     " loop: an async function calls the model synchronously.",
-                    "Write `await policy().ainvoke(...)` in async functions of the graph, or limit"
-                    " the rollouts: --budget 200rollouts.",
+                    "Write `await policy().ainvoke(...)` in async functions of the graph, or leave"
+                    " out --budget.",
                 )
         except HrmError as error:
-            self._refusal.error = self._refusal.error or error
+            self._stuck.error = self._stuck.error or error
             if not self._open_requests:
-                self._refusal.report()
+                self._stuck.report()
             if request.by_policy and request.can_wait:
                 return False
             # A node that catches exceptions does not catch this one, as in a cancelled task. If it
@@ -86,8 +87,8 @@ class MeteredRecording(Recording):
             self._open_requests.add(request.call_id)
         return accepted
 
-    def write_call(self, call: Call, sent: Collection[object] = ()) -> Call:
-        written = super().write_call(call, list(sent))
+    def write_call(self, call: Call, sent: Any = ()) -> Call:
+        written = super().write_call(call, sent)
         if call.error is None:
             self._meter.settle(written)
             self._open_requests.discard(written.id)
@@ -105,29 +106,24 @@ class MeteredRecording(Recording):
         self._open_requests.discard(asked)
 
 
-async def run_metered(runner: EpisodeRunner, episode: Episode, meter: Meter) -> Trajectory | None:
-    """Run, resume or read back an episode (None if the budget does not suffice). A run that could
-    not go on stays on record as it is, and is resumed by the next call.
-
-    Raises `HrmError` if a request was refused for another reason.
+async def run_until_refused(
+    runner: EpisodeRunner, episode: Episode, stuck: Stuck
+) -> Trajectory | None:
+    """Run or resume an episode (None if a request of it was refused). `runner.record` opens a
+    recording with `stuck`. Raises the error of a refusal for another reason than the budget.
     """
-    journal = runner.store.journal
-    if journal.is_over(episode.trajectory_id):
-        return journal.trajectory(episode.trajectory_id)
-    if meter.closed:
-        return None
-    refusal = Refusal(asyncio.get_running_loop())
-    record = partial(MeteredRecording, meter=meter, refusal=refusal)
-    running = asyncio.create_task(replace(runner, record=record).run(episode))
-    waiting = asyncio.create_task(refusal.event.wait())
+    running = asyncio.create_task(runner.run(episode))
+    waiting = asyncio.create_task(stuck.event.wait())
     try:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done() and refusal.error is None:
+        if running.done() and stuck.error is None:
             return running.result()
     finally:
         waiting.cancel()
         running.cancel()
         await asyncio.wait({running})
-    if refusal.error is not None and not isinstance(refusal.error, BudgetUsedUp):
-        raise refusal.error
+        if not running.cancelled():
+            running.exception()  # otherwise asyncio reports it as never retrieved
+    if stuck.error is not None and not isinstance(stuck.error, BudgetUsedUp):
+        raise stuck.error
     return None

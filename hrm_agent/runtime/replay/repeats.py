@@ -1,0 +1,294 @@
+"""Runs that repeat a recorded run on a thread of another store, up to what differs.
+
+A request gets a recorded answer if its messages, tools, options and model are those of a recorded
+request. If several fit, the place in the graph decides, as in a replay
+(`hrm_agent.runtime.replay.recorded_answers`). Each answer is given once. Other requests are asked.
+So an answer is asked for only if its request depends on what has changed, even if a parallel branch
+has changed before.
+
+A tool call gets a recorded result if its tool and arguments are those of a recorded call of the same
+agent, and all earlier calls of this agent were answered from the record, too, in the recorded
+order. An agent is one loop of the graph: its calls of the Python tool share a session, whose state
+follows from the earlier calls. After the first tool call of an agent that runs, all its later ones
+run. A session that continues in this way runs the code of its earlier calls again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hrm_agent.models.call_recording import copied_call, recorded_call_id
+from hrm_agent.runtime.episode import CONFIGURABLE
+from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.replay.recorded_answers import (
+    RecordedAnswers,
+    RecordedDraws,
+    UnrecordedRequest,
+)
+from hrm_agent.runtime.replay.request_diff import request_diff
+from hrm_agent.runtime.replay.task_path import TaskPath, TaskPathResolver, without_steps
+from hrm_agent.store import RunStore
+from hrm_agent.trajectory import (
+    AskedModel,
+    Call,
+    GraphIdentity,
+    Journal,
+    Recording,
+    SentSampling,
+    TaskDraws,
+    TaskRef,
+    ToolCall,
+    Trajectory,
+)
+
+__all__ = ["RepeatingRecording", "RunOnRecord", "first_difference", "paths_of", "run_on_record"]
+
+Agent = tuple[tuple[str, str], ...]
+"""Nodes around an agent's loop, without the numbers of their steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOnRecord:
+    """Recorded run with the places of its calls."""
+
+    trajectory: Trajectory
+    """Run with its calls and their requests."""
+    draws: Sequence[TaskDraws]
+    """Draws of its tasks."""
+    places: TaskPathResolver
+    """Resolver of the places of its calls."""
+
+
+def run_on_record(store: RunStore, header: Trajectory, graph: str, task: TaskRef) -> RunOnRecord:
+    """Read a run. `graph`: name of the graph that repeats it. `task`: its task, with the options of
+    the graph.
+    """
+    loaded = load_graph(graph, task.metadata.get(CONFIGURABLE))
+    saver = store.checkpointer.allowing(loaded)
+    named = saver.task_paths(header.thread_id)
+    return RunOnRecord(
+        store.journal.with_calls(header),
+        store.journal.draws_of(header),
+        TaskPathResolver(saver, header.thread_id, loaded, lambda task_id: named.get(task_id, "")),
+    )
+
+
+def paths_of(store: RunStore, thread_id: str, graph: str, task: TaskRef) -> TaskPathResolver:
+    """Resolver of the places of a run that `graph` makes in `store`."""
+    loaded = load_graph(graph, task.metadata.get(CONFIGURABLE))
+    return TaskPathResolver(store.checkpointer.allowing(loaded), thread_id, loaded)
+
+
+@dataclass(slots=True)
+class _ToolHistory:
+    """Tool calls of one agent in one recorded run, and those of them that were given out."""
+
+    calls: list[ToolCall]
+    given: set[str] = field(default_factory=set[str])
+    """Ids of the records that were given out."""
+
+    def find(self, wanted: ToolCall) -> ToolCall | None:
+        """Record of an equal call whose predecessors were all given out (None if there is none)."""
+        fitting = [
+            call
+            for number, call in enumerate(self.calls)
+            if call.id not in self.given
+            and call.status is not None
+            and (call.name, call.arguments) == (wanted.name, wanted.arguments)
+            and all(
+                each.id in self.given
+                for place, each in enumerate(self.calls)
+                if (place < number if each.ended_at is None else each.ended_at <= call.started_at)
+            )
+        ]
+        same_id = (call for call in fitting if call.tool_call_id == wanted.tool_call_id)
+        return next(same_id, fitting[0] if fitting else None)
+
+
+class RepeatingRecording(Recording):
+    """Recording that answers from recorded runs, and asks and runs what is not recorded."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        seed: int | None,
+        inherited: Collection[str],
+        *,
+        records: Sequence[RunOnRecord],
+        own: Trajectory | None,
+        paths: TaskPathResolver,
+        recorded_tools: bool = True,
+        **more: Any,
+    ) -> None:
+        """`records`: runs of the same task, the one to repeat first. Later ones are earlier
+        repetitions of it. `own`: what earlier processes recorded of this run. `recorded_tools`:
+        False to run all tools.
+        """
+        super().__init__(journal, seed, inherited, **more)
+        self._places = paths
+        self._recorded_tools = recorded_tools
+        self._guard = threading.Lock()
+        self.unrecorded: UnrecordedRequest | None = None
+        """First request or tool call that the run to repeat did not make (None if it made all)."""
+        taken = {_moment(call) for call in own.calls} if own is not None else set[Any]()
+        pools = [_fresh(record, taken) for record in records]
+        self.answers = RecordedAnswers(pools[0], [])
+        self._earlier = RecordedAnswers([each for pool in pools[1:] for each in pool], [])
+        self._tools = [_tools_by_agent(record) for record in records]
+        draws = [each for record in records[:1] for each in record.draws]
+        self._others = RecordedDraws(
+            draws, {each.identity.step for each in draws}, records[0].places
+        )
+        ran = sorted(own.tool_calls, key=lambda each: each.started_at) if own is not None else ()
+        for each in ran:
+            self._result_of(each)
+
+    def claim(
+        self,
+        identity: GraphIdentity,
+        request_hash: str,
+        messages: Sequence[Any] = (),
+        tools: Sequence[Any] = (),
+        *,
+        former_hash: str = "",
+        model: AskedModel | None = None,
+    ) -> Call | int:
+        claimed = super().claim(
+            identity, request_hash, messages, tools, former_hash=former_hash, model=model
+        )
+        if isinstance(claimed, Call):
+            return claimed
+        asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)
+
+        def same(call: Call) -> bool:
+            return call.request_hash in (request_hash, former_hash) and _by_model(call, model)
+
+        with self.answers.lock:
+            found = self.answers.take_if(asked, same)
+            if found is None:
+                self.unrecorded = self.unrecorded or asked
+                found = self._earlier.take_if(asked, same)
+        if found is None:
+            return claimed
+        # the copy extends what the conversation's last answer is here
+        last = next(filter(None, map(recorded_call_id, reversed(messages))), None)
+        copy = copied_call(
+            found,
+            identity,
+            claimed,
+            request_hash,
+            parent=last if found.parent else None,
+            branch_of=last if found.branch_of else None,
+        )
+        return self.write_call(copy, messages)
+
+    def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
+        own = super().claim_tool_call(started)
+        if own is not None:
+            return own
+        with self._guard:
+            found, of_origin = self._result_of(started) if self._recorded_tools else (None, False)
+            if not of_origin:
+                place = self._places.of(started.identity)
+                asked = UnrecordedRequest(started.identity, place, tool_call=started)
+                self.unrecorded = self.unrecorded or asked
+        if found is None:
+            self.runs_tool(started)
+            return None
+        place_of = {
+            "id": started.id,
+            "identity": started.identity,
+            "tool_call_id": started.tool_call_id,
+        }
+        adopted = found.model_copy(update=place_of)
+        self.journal.write_tool_call(adopted)
+        return adopted
+
+    def runs_tool(self, started: ToolCall) -> None:
+        """Called before a tool runs whose result is not recorded. May raise."""
+
+    def unused(self) -> list[Call]:
+        """Recorded answers of the run to repeat that are left, the oldest first."""
+        with self.answers.lock:
+            left = [call for _, call in self.answers.calls]
+        return sorted(left, key=lambda call: call.started_at)
+
+    @property
+    def answered_earlier(self) -> int:
+        """Number of answers that were taken from earlier repetitions."""
+        with self.answers.lock:
+            return sum(map(len, self._earlier.given.values()))
+
+    def _result_of(self, started: ToolCall) -> tuple[ToolCall | None, bool]:
+        """Recorded result of a tool call, and whether it is that of the run to repeat. Records in
+        which the call does not come next are left out from now on.
+        """
+        agent = without_steps(self._places.of(started.identity))[:-1]
+        result = None
+        of_origin = False
+        for number, histories in enumerate(self._tools):
+            history = histories.get(agent)
+            found = history.find(started) if history is not None else None
+            if history is None or found is None:
+                histories[agent] = _ToolHistory([])
+                continue
+            history.given.add(found.id)
+            of_origin = of_origin or not number
+            result = result or found
+        return result, of_origin
+
+    def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
+        own = super()._draws_on_record(identity)
+        found = None if own is not None else self._others.of(identity, self._places.of(identity))
+        if found is None:
+            return own
+        adopted = found.model_copy(update={"identity": identity})
+        self.journal.write_draws(identity.thread_id, adopted.key, lambda: adopted)
+        return adopted
+
+
+def _fresh(record: RunOnRecord, taken: set[tuple[float, str]]) -> list[tuple[TaskPath, Call]]:
+    """Answers of a run with their places, the oldest first, without those of `taken`, to which they
+    are added. A repetition has copies of the answers that it took over.
+    """
+    run = record.trajectory
+    calls = sorted((*run.calls, *run.failed_calls), key=lambda call: call.started_at)
+    fresh = [call for call in calls if _moment(call) not in taken]
+    taken |= {_moment(call) for call in calls}
+    return [(record.places.of(call.identity), call) for call in fresh]
+
+
+def _moment(call: Call) -> tuple[float, str]:
+    """Facts of a call that its copies share."""
+    return call.started_at, call.context_hash
+
+
+def _tools_by_agent(record: RunOnRecord) -> dict[Agent, _ToolHistory]:
+    found = defaultdict[Agent, list[ToolCall]](list)
+    for call in sorted(record.trajectory.tool_calls, key=lambda each: each.started_at):
+        found[without_steps(record.places.of(call.identity))[:-1]].append(call)
+    return {agent: _ToolHistory(calls) for agent, calls in found.items()}
+
+
+def _by_model(call: Call, model: AskedModel | None) -> bool:
+    """True if the model that would be asked is the one that gave a recorded answer."""
+    if model is None:
+        return True
+    name = model.name.partition(":")[2].partition("?")[0]  # of a provider, in a model string
+    sent = call.sampling_sent
+    known = sent is None or model.sent is None or _parameters(sent) == _parameters(model.sent)
+    return call.model in (model.name, name) and known
+
+
+def _parameters(sent: SentSampling) -> tuple[Any, ...]:
+    return sent.temperature, sent.top_p, sent.max_tokens, sent.stop
+
+
+def first_difference(store: RunStore, recording: RepeatingRecording) -> list[str]:
+    """Lines of a diff from the nearest recorded request to the first one that is not recorded."""
+    asked = recording.unrecorded
+    return [] if asked is None else request_diff(store, asked, recording.answers.nearest(asked))

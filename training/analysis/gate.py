@@ -1,0 +1,448 @@
+"""Gate: is a changed agent better or worse than the one whose runs are recorded?
+
+    1. all runs are repeated offline, which asks nothing and finds those that differ
+    2. tasks are taken in a random order; those that differ are asked for, batch by batch
+    3. both sides are scored by the same scorer, and the paired differences are tested
+       (`hrm_agent.training.evaluation.sequential`) until the verdict is clear
+
+A run whose repetition is unchanged has the difference 0, and is not scored again. A run that ends in
+an error of its graph has the score 0, on both sides. A run whose repetition cannot be judged is left
+out, with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from hrm_agent.basics.intervals import Estimate
+from hrm_agent.errors import ConfigError, HrmError, RunError
+from hrm_agent.rewards import Scorer
+from hrm_agent.runtime.execution.run_group import run_group
+from hrm_agent.store import RunStore
+from hrm_agent.training.analysis.gate_repeats import RecordedRun, Repeat, Repeats
+from hrm_agent.training.evaluation.budget import Meter
+from hrm_agent.training.evaluation.prices import usage
+from hrm_agent.training.evaluation.sequential import Look, look
+from hrm_agent.training.rollout.eligibility import error_of, lost_tool_calls
+from hrm_agent.training.rollout.scoring import rollouts_of
+from hrm_agent.training.select.roc import outcome_of
+from hrm_agent.training.tasks.own_verifier import VERIFIER
+from hrm_agent.trajectory import Call, RunStatus, Scoring, StopReason, Trajectory
+
+__all__ = [
+    "ComparedRun",
+    "Expected",
+    "GateResult",
+    "compare_runs",
+    "expected_cost",
+    "failed_runs",
+    "repeated_offline",
+]
+
+_BATCH = (2, 8)
+"""Minimum and maximum number of tasks between two looks that differ. Those in progress count, since
+they are not stopped.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Requests after the first differences, counted in the record."""
+
+    runs: int
+    """Number of runs that differ."""
+    requests: int
+    """Number of requests of all samples."""
+    read: int
+    """Prompt tokens."""
+    sampled: int
+    """Completion tokens."""
+    by_model: dict[str, tuple[int, int]]
+    """Prompt and completion tokens by the recorded model."""
+    differences: Counter[tuple[str, str]]
+    """(role, difference in words) -> number of runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """Run with its scores."""
+
+    run: RecordedRun
+    """Recorded run."""
+    old: float
+    """Score of the recorded run."""
+    new: float
+    """Mean score of the samples of the new agent."""
+    repeats: tuple[Repeat, ...]
+    """Samples of the new agent."""
+
+
+@dataclass(slots=True)
+class GateResult:
+    """Result of a gate."""
+
+    look: Look
+    """Interval of the difference, and the verdict that follows from it."""
+    planned: int
+    """Number of tasks that could be compared."""
+    unchanged: bool
+    """True if all runs were repeated exactly, and nothing was asked."""
+    used_up: bool
+    """True if the budget ended the comparison."""
+    compared: list[ComparedRun]
+    """Runs that were compared."""
+    left_out: dict[str, list[RecordedRun]] = field(
+        default_factory=lambda: defaultdict[str, list[RecordedRun]](list)
+    )
+    """Reason -> runs that were repeated and could not be judged."""
+    rescored: int = 0
+    """Number of recorded runs whose recorded outcome differs from that of the scorer."""
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, `equal` or `undecided`."""
+        return self.look.verdict or "undecided"
+
+    @property
+    def old(self) -> float:
+        """Mean score of the recorded runs."""
+        return _mean_over_tasks(self.compared, lambda each: each.old)
+
+    @property
+    def new(self) -> float:
+        """Mean score of the new agent."""
+        return _mean_over_tasks(self.compared, lambda each: each.new)
+
+    @property
+    def worse(self) -> list[ComparedRun]:
+        return sorted((e for e in self.compared if e.new < e.old), key=lambda e: e.new - e.old)
+
+    @property
+    def better(self) -> list[ComparedRun]:
+        return sorted((e for e in self.compared if e.new > e.old), key=lambda e: e.old - e.new)
+
+
+async def repeated_offline(
+    repeats: Repeats,
+    runs: Sequence[RecordedRun],
+    closed: Meter,
+    *,
+    concurrency: int,
+    on_done: Callable[[], object] | None = None,
+) -> list[Repeat]:
+    """Repeat all runs until their first differences."""
+    gate = asyncio.Semaphore(concurrency)
+
+    async def repeat(run: RecordedRun) -> Repeat:
+        async with gate:
+            found = await repeats.offline(run, closed)
+        if on_done is not None:
+            on_done()
+        return found
+
+    return await run_group(runs, repeat)
+
+
+def expected_cost(offline: Sequence[Repeat], samples: int) -> Expected:
+    """Requests, and their tokens, that follow the first differences in the record."""
+    differing = [each for each in offline if each.difference is not None and not each.refused]
+    calls = list[Call]()
+    for each in differing:
+        calls += each.unused[each.answered :] if each.trajectory is None else ()
+        calls += each.unused * (samples - 1)
+    by_model = dict[str, tuple[int, int]]()
+    for call in calls:
+        read, sampled = usage(call)
+        before = by_model.get(call.model, (0, 0))
+        by_model[call.model] = before[0] + read, before[1] + sampled
+    found = [each.difference for each in offline if each.difference is not None]
+    return Expected(
+        runs=sum(not each.unchanged for each in offline),
+        requests=len(calls),
+        read=sum(read for read, _ in by_model.values()),
+        sampled=sum(sampled for _, sampled in by_model.values()),
+        by_model=by_model,
+        differences=Counter((each.role, each.words) for each in found),
+    )
+
+
+async def compare_runs(
+    repeats: Repeats,
+    offline: Sequence[Repeat],
+    source: RunStore,
+    store: RunStore,
+    scorer: Scorer,
+    meter: Meter,
+    *,
+    samples: int,
+    margin: float,
+    seed: int,
+    concurrency: int,
+    on_done: Callable[[], object] | None = None,
+    on_look: Callable[[Look], object] | None = None,
+) -> GateResult:
+    """Compare all runs, or as many as a clear verdict needs. `offline`: the offline parts of their
+    repetitions. Raises `RunError` if no run can be judged.
+    """
+    comparison = _Comparison(repeats, source, store, scorer, meter, samples, concurrency, on_done)
+    old = await comparison.recorded_scores([each.run for each in offline])
+    by_task = defaultdict[tuple[str, str], list[Repeat]](list)
+    for each in offline:
+        if each.run.trajectory.id in old:
+            by_task[_task_of(each.run)].append(each)
+    if not by_task:
+        raise RunError(
+            f"None of {len(offline)} recorded runs can be judged: {next(iter(comparison.left_out))}.",
+            "Name a rubric that can score them: --rewards.",
+        )
+    order = sorted(by_task)
+    random.Random(seed).shuffle(order)
+    if all(each.unchanged for tasks in by_task.values() for each in tasks):
+        return comparison.all_unchanged(order, by_task, old)
+    return await comparison.in_batches(order, by_task, old, margin, on_look)
+
+
+class _Comparison:
+    def __init__(
+        self,
+        repeats: Repeats,
+        source: RunStore,
+        store: RunStore,
+        scorer: Scorer,
+        meter: Meter,
+        samples: int,
+        concurrency: int,
+        on_done: Callable[[], object] | None,
+    ) -> None:
+        self._repeats = repeats
+        self._source = source
+        self._store = store
+        self._scorer = scorer
+        self._meter = meter
+        self._samples = samples
+        self._concurrency = concurrency
+        self._gate = asyncio.Semaphore(concurrency)
+        self._on_done = on_done
+        self.left_out = defaultdict[str, list[RecordedRun]](list)
+        self._rescored = 0
+        self._errors = list[HrmError]()
+
+    def all_unchanged(
+        self,
+        order: Sequence[tuple[str, str]],
+        by_task: dict[tuple[str, str], list[Repeat]],
+        old: dict[str, float],
+    ) -> GateResult:
+        compared = [
+            ComparedRun(each.run, old[each.run.trajectory.id], old[each.run.trajectory.id], (each,))
+            for task in order
+            for each in by_task[task]
+        ]
+        tasks = len(order)
+        found = look([0.0] * tasks, tasks, unchanged=True)
+        return GateResult(
+            found, tasks, True, False, compared, self.left_out, rescored=self._rescored
+        )
+
+    async def in_batches(
+        self,
+        order: Sequence[tuple[str, str]],
+        by_task: dict[tuple[str, str], list[Repeat]],
+        old: dict[str, float],
+        margin: float,
+        on_look: Callable[[Look], object] | None,
+    ) -> GateResult:
+        planned = len(order)
+        compared = list[ComparedRun]()
+        differences = list[float]()
+        done = 0
+        found = Look(0, Estimate(0.0, -1.0, 1.0), None)
+        used_up = False
+        while done < len(order) and found.verdict is None and not used_up:
+            batch = self._batch(order[done:], by_task)
+            ends = await run_group(batch, lambda task: self._task(by_task[task], old))
+            if self._errors:
+                raise self._errors[0]
+            for end in ends:
+                if end is None:  # later tasks that ended would prefer short runs
+                    used_up = True
+                    break
+                done += 1
+                compared += end
+                if end:
+                    differences.append(fmean(each.new - each.old for each in end))
+                else:
+                    planned -= 1
+            if differences:
+                found = look(differences, planned, margin=margin)
+            if on_look is not None:
+                on_look(found)
+        if not compared:
+            why = next(iter(self.left_out), "the budget does not suffice for one task")
+            raise RunError(
+                f"No run could be compared: {why}.", "Name a larger --budget, or other --tools."
+            )
+        return GateResult(
+            found, planned, False, used_up, compared, self.left_out, rescored=self._rescored
+        )
+
+    def _batch(
+        self, order: Sequence[tuple[str, str]], by_task: dict[tuple[str, str], list[Repeat]]
+    ) -> list[tuple[str, str]]:
+        """Next tasks. Those that do not differ cost nothing."""
+        size = min(max(self._concurrency, _BATCH[0]), _BATCH[1])
+        batch = list[tuple[str, str]]()
+        differing = 0
+        for task in order:
+            differing += not all(each.unchanged for each in by_task[task])
+            if differing > size:
+                break
+            batch.append(task)
+        return batch
+
+    async def _task(
+        self, offline: Sequence[Repeat], old: dict[str, float]
+    ) -> list[ComparedRun] | None:
+        """Runs of a task that can be compared (None if the budget does not suffice)."""
+        ends = await run_group(offline, lambda each: self._run(each, old[each.run.trajectory.id]))
+        if any(each is None for each in ends):
+            return None
+        return [each for each in ends if isinstance(each, ComparedRun)]
+
+    async def _run(self, offline: Repeat, old: float) -> ComparedRun | str | None:
+        """Comparison of a run, or the reason why it is left out (None if the budget does not
+        suffice).
+        """
+        if offline.unchanged:
+            self._done()
+            return ComparedRun(offline.run, old, old, (offline,))
+        if offline.refused:
+            return self._leave_out(offline, offline.refused)
+        # without a difference in the requests, all samples are equal
+        count = 1 if offline.difference is None else self._samples
+        made = await run_group(range(count), lambda sample: self._live(offline, sample))
+        if reason := next((each.refused for each in made if each.refused), ""):
+            return self._leave_out(offline, reason)
+        if any(each.trajectory is None for each in made):
+            return None
+        scores = await self._scores(
+            self._store, [each.trajectory for each in made if each.trajectory is not None]
+        )
+        if reason := next((each for each in scores if isinstance(each, str)), ""):
+            return self._leave_out(offline, reason)
+        new = fmean(each for each in scores if not isinstance(each, str))
+        self._done()
+        return ComparedRun(offline.run, old, new, tuple(made))
+
+    async def _live(self, offline: Repeat, sample: int) -> Repeat:
+        if not sample and offline.trajectory is not None:
+            return offline
+        async with self._gate:
+            try:
+                return await self._repeats.live(offline.run, sample, offline)
+            except HrmError as error:
+                # requests under way in other runs are answered and recorded, so none is asked twice
+                self._meter.close()
+                self._errors.append(error)
+                return offline
+
+    def _leave_out(self, offline: Repeat, reason: str) -> str:
+        self.left_out[reason].append(offline.run)
+        self._done()
+        return reason
+
+    def _done(self) -> None:
+        if self._on_done is not None:
+            self._on_done()
+
+    async def recorded_scores(self, runs: Sequence[RecordedRun]) -> dict[str, float]:
+        """Scores of the recorded runs that can be judged, by trajectory id."""
+        scores = await self._scores(self._source, [run.trajectory for run in runs])
+        found = dict[str, float]()
+        for run, score in zip(runs, scores, strict=True):
+            if isinstance(score, str):
+                self.left_out[score].append(run)
+                continue
+            found[run.trajectory.id] = score
+            recorded = run.trajectory.rewards.get("correct")
+            self._rescored += recorded is not None and outcome_of(run.trajectory) != score
+        return found
+
+    async def _scores(
+        self, store: RunStore, trajectories: Sequence[Trajectory]
+    ) -> list[float | str]:
+        """Score of each run, or the reason why it has none. Scores of the same code are not asked
+        again, since a judge may be a model.
+        """
+        name = self._scorer.rubric.name
+        known = dict[str, Scoring]()
+        if name != VERIFIER:  # a verifier costs nothing, and its code is not known
+            for each in (self._source, self._store):
+                known |= each.scorings.by_rubric(name)
+        return await run_group(trajectories, lambda each: self._score(store, each, known))
+
+    async def _score(
+        self, store: RunStore, header: Trajectory, known: dict[str, Scoring]
+    ) -> float | str:
+        whole = await asyncio.to_thread(store.journal.with_calls, header, requests=False)
+        if reason := _unfit(whole):
+            return reason
+        if whole.status is RunStatus.FAILED and whole.stop_reason is not StopReason.VERIFIER_ERROR:
+            return 0.0
+        scoring = known.get(header.id)
+        if scoring is None or scoring.code != self._scorer.code or scoring.fault:
+            wanted = await asyncio.to_thread(store.journal.with_calls, header)
+            rollouts = rollouts_of(self._scorer.rubric, store, [wanted])
+            (scoring,) = await self._scorer.score(rollouts)
+            await asyncio.to_thread(self._store.scorings.write, [scoring])
+        if scoring.fault:
+            return f"the rubric failed: {scoring.fault}"
+        scored = whole.model_copy(update=scoring.as_rewards)
+        if "correct" not in scored.rewards:
+            return "the rubric has no opinion"
+        score = outcome_of(scored)
+        if not 0 <= score <= 1:
+            raise ConfigError(
+                f"The rubric scores run {header.id} by {score:g}, which is not in [0, 1].",
+                "Scale the reward that decides: the gate compares outcomes from 0 to 1.",
+            )
+        return score
+
+
+def _unfit(trajectory: Trajectory) -> str:
+    """Reason why a run says nothing about its agent (empty if it does)."""
+    if lost := lost_tool_calls(trajectory):
+        return f"a machine failed during the tool {lost[0].name}"
+    if trajectory.stop_reason is StopReason.INTERRUPT:
+        return "it waits for an answer of a person"
+    if trajectory.status is RunStatus.ABORTED:
+        return "it was stopped from outside"
+    return ""
+
+
+def failed_runs(compared: Sequence[ComparedRun]) -> dict[str, int]:
+    """Error -> number of runs of the new agent that ended by it."""
+    ends = (repeat.trajectory for each in compared for repeat in each.repeats)
+    return Counter(
+        error_of(each) or "no error was recorded"
+        for each in ends
+        if each is not None and each.status is RunStatus.FAILED
+    )
+
+
+def _task_of(run: RecordedRun) -> tuple[str, str]:
+    return run.trajectory.task.id, run.trajectory.task.prompt
+
+
+def _mean_over_tasks(
+    compared: Sequence[ComparedRun], score: Callable[[ComparedRun], float]
+) -> float:
+    by_task = defaultdict[tuple[str, str], list[float]](list)
+    for each in compared:
+        by_task[_task_of(each.run)].append(score(each))
+    return fmean(map(fmean, by_task.values()))
