@@ -156,11 +156,20 @@ class _Part(NamedTuple):
 
 def _parts(text: str) -> list[_Part] | None:
     """Parts of a template, with unescaped braces (None if the text is not a template)."""
+    parts = list[_Part]()
+    before = ""
     try:
-        parts = [_Part(literal, field or "") for literal, field, _, _ in Formatter().parse(text)]
+        for literal, field, _, _ in Formatter().parse(text):
+            before += literal
+            if field is None:  # the end, or an escaped brace
+                continue
+            if not _FIELD.fullmatch(field):
+                return None
+            parts.append(_Part(before, field))
+            before = ""
     except ValueError:
         return None
-    return parts if all(not part.field or _FIELD.fullmatch(part.field) for part in parts) else None
+    return [*parts, _Part(before, "")]
 
 
 def refuse_other_fields(name: str, default: str, text: str) -> None:

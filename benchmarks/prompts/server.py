@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Mapping
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,7 +44,9 @@ def tasks(count: int) -> list[dict[str, str]]:
         cost = round(weight * 10 if item == "letter" else weight * 2)
         cost += 3 * len("H1" if zone == "Harbour" else zone)
         abroad = ", abroad" if kind == "abroad" else ""
-        answer = f"{cost + (kind == 'hopeless')} USD" if abroad else str(cost + (kind == "hopeless"))
+        answer = (
+            f"{cost + (kind == 'hopeless')} USD" if abroad else str(cost + (kind == "hopeless"))
+        )
         question = f"Task {number}: a {item} of {weight:g} kg to zone {zone}{abroad}. The price?"
         rows.append({"question": question, "answer": answer})
     return rows
@@ -99,7 +102,10 @@ class FakeProvider:
 
     def __init__(self, delay: float = 0.0) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.tokens = (0, 0)
+        """Prompt tokens and completion tokens of all answers."""
         self._lock = threading.Lock()
+        self._open = set[int]()
         server = self
         pause = threading.Event()
 
@@ -110,11 +116,15 @@ class FakeProvider:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with server._lock:
                     server.asked.append(body)
+                    number = len(server.asked)
+                    server._open.add(number)
                 pause.wait(delay)
                 message = {"role": "assistant", **MODELS[body["model"]](body)}
                 calls = "tool_calls" in message
                 words = len(json.dumps(body["messages"])) // 4
                 usage = {"prompt_tokens": words, "completion_tokens": 20}
+                with server._lock:
+                    server.tokens = (server.tokens[0] + words, server.tokens[1] + 20)
                 answer = {
                     "id": "x",
                     "object": "chat.completion",
@@ -138,6 +148,8 @@ class FakeProvider:
                     self.wfile.write(data)
                 except OSError:  # the client was killed
                     self.close_connection = True
+                with server._lock:
+                    server._open.discard(number)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 """Log nothing."""
@@ -147,6 +159,14 @@ class FakeProvider:
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.01,), daemon=True
         )
+
+    def drained(self) -> int:
+        """Wait until no request is under way. Returns the number of those that were."""
+        with self._lock:
+            number = len(self._open)
+        while self._open:
+            time.sleep(0.005)
+        return number
 
     @property
     def url(self) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.prompts import PROMPTS, default_text
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.training.evaluation.budget import Meter, RequestBudget, read_budget
-from hrm_agent.training.evaluation.metered import run_metered
+from hrm_agent.training.evaluation.metered import MeteredRecording, Stuck, run_until_refused
 from hrm_agent.training.rollout.eligibility import needs_second_attempt
 from hrm_agent.training.rollout.rollout import group_episodes, second_attempt
 from hrm_agent.training.rollout.scoring import Score
@@ -158,7 +159,7 @@ class PromptRuns:
 
         async def attempt(episode: Episode) -> Trajectory | None:
             try:
-                return await run_metered(self.runner, episode, self.meter)
+                return await self._ended(self.runner, episode)
             except HrmError as error:
                 # requests under way in other runs are answered and recorded, so none is asked twice
                 self.meter.close()
@@ -232,6 +233,19 @@ class PromptRuns:
                 raise OutOfBudget
         self._used |= {each.thread_id for each in new}
 
+    async def _ended(self, runner: EpisodeRunner, episode: Episode) -> Trajectory | None:
+        """Run, resume or read back an episode (None if the budget does not suffice). A run that
+        could not go on stays on record as it is, and is resumed with a larger budget.
+        """
+        journal = runner.store.journal
+        if journal.is_over(episode.trajectory_id):
+            return journal.trajectory(episode.trajectory_id)
+        if self.meter.closed:
+            return None
+        stuck = Stuck(asyncio.get_running_loop())
+        record = partial(MeteredRecording, meter=self.meter, stuck=stuck)
+        return await run_until_refused(replace(runner, record=record), episode, stuck)
+
     async def reflect(self, question: str) -> tuple[str, str]:
         """Answer of the reflection model, and the id of its trajectory. The text is empty if it did
         not answer.
@@ -255,7 +269,7 @@ class PromptRuns:
             )
         self._refuse_over([episode], "learn")
         self._reflections += 1
-        answered = await run_metered(self.reflecting, episode, self.meter)
+        answered = await self._ended(self.reflecting, episode)
         if answered is None:
             raise OutOfBudget
         self.on_done()

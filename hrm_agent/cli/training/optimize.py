@@ -83,7 +83,9 @@ def run(words: list[str]) -> int:
     if arguments.dry_run:
         print_config(config, "optimize", as_json=arguments.json)
         return 0
-    return optimize_run(config, run_folder(arguments.out, "optimize"), Output(as_json=arguments.json))
+    return optimize_run(
+        config, run_folder(arguments.out, "optimize"), Output(as_json=arguments.json)
+    )
 
 
 def optimize_run(config: OptimizeConfig, folder: Path, output: Output) -> int:
