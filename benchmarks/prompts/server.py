@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -112,6 +113,10 @@ class FakeProvider:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def handle(self) -> None:
+                with suppress(OSError, ValueError):  # the client was killed
+                    super().handle()
+
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with server._lock:
@@ -119,7 +124,11 @@ class FakeProvider:
                     number = len(server.asked)
                     server._open.add(number)
                 pause.wait(delay)
-                message = {"role": "assistant", **MODELS[body["model"]](body)}
+                try:
+                    message = {"role": "assistant", **MODELS[body["model"]](body)}
+                except RuntimeError as error:  # an answer of a test that fails
+                    self.send_error(400, str(error))
+                    return
                 calls = "tool_calls" in message
                 words = len(json.dumps(body["messages"])) // 4
                 usage = {"prompt_tokens": words, "completion_tokens": 20}

@@ -111,7 +111,10 @@ def improve_prompts(
     Raises `ConfigError` if a prompt is not found in the requests, and `RunError` if the budget does
     not suffice for the held-out tasks and one candidate.
     """
-    first = _complete(loop.run(runs.run(splits.test, base, "test")), runs, "held-out")
+    try:
+        first = _complete(loop.run(runs.run(splits.test, base, "test")), runs, "held-out")
+    except OutOfBudget as error:
+        raise _too_small(runs, "held-out") from error
     runs.keep_back(base, splits.test)
     start, unused = _start(first, base, wanted)
 

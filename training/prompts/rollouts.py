@@ -142,6 +142,7 @@ class PromptRuns:
             for call in journal.trajectory(episode.trajectory_id).own_calls
         )
         self.kept_back = _MARGIN * (asked.tokens if self.budget.requests.tokens else asked.cost)
+        self.meter.kept_back = self.kept_back
 
     async def run(
         self, tasks: Sequence[tuple[int, Task]], texts: Mapping[str, str], purpose: str
@@ -223,7 +224,8 @@ class PromptRuns:
         journal = self.runner.store.journal
         new = [each for each in episodes if each.thread_id not in self._used]
         if purpose == "test":
-            self.kept_back = 0.0
+            self.kept_back = self.meter.kept_back = 0.0
+            self.meter.reopen()  # a refused request was of the search
         if not self._has_room(len(new)):
             raise OutOfBudget
         missing = [each for each in new if not journal.is_over(each.trajectory_id)]

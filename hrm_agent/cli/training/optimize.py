@@ -102,6 +102,13 @@ def optimize_run(config: OptimizeConfig, folder: Path, output: Output) -> int:
             "No model was named that writes new texts.", "Name one: --reflection-policy POLICY."
         )
     budget = read_search_budget(config.budget)
+    least = 2 * config.test + config.validation + 1
+    if budget.rollouts is not None and budget.rollouts < least:
+        raise ConfigError(
+            f"--budget {config.budget} does not suffice: the held-out tasks are run twice, the"
+            f" validation tasks once, and one reflection makes {least}.",
+            "Name a larger --budget, or fewer tasks: --test, --validation.",
+        )
     prices = read_prices(config.price)
     load_graph(config.graph, config.configurable)
     refuse_unknown_prompts(config)
