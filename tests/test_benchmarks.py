@@ -51,6 +51,7 @@ QUICK = {
     "retrieval_shown": "--quick",
     "reward_diff": "--quick",
     "roc_study": "--quick --arms grpo-roc",
+    "prompts": "--quick --only learning",
     "role_swaps": "--quick --only order",
     "rollout_profile": "--rollouts 8 --repeats 1",
     "simulate": "--quick",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
@@ -16,10 +15,9 @@ from hrm_agent.prompts import PromptTexts, default_text, fields_of
 
 
 @pytest.fixture(autouse=True)
-def defined(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def defined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of a test alone, beside the shipped ones."""
     monkeypatch.setattr(prompts, "_texts", copy.deepcopy(prompts._texts))
-    yield
 
 
 def sent(texts: PromptTexts, *messages: AnyMessage) -> list[object]:
@@ -119,7 +117,7 @@ def test_names_that_are_not_unique() -> None:
     texts = PromptTexts({"twice": "Three."})
     # one of them may be of another graph of the process
     assert sent(texts, SystemMessage("One.")) == ["Three."]
-    with pytest.raises(ConfigError, match="two prompts called 'twice', in .* and in other"):
+    with pytest.raises(ConfigError, match=r"two prompts called 'twice', in .* and in other"):
         sent(texts, SystemMessage("Two."))
 
 

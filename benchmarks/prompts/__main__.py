@@ -38,6 +38,8 @@ def init_chat_model(name, **options):
     return ChatOpenAI(model=name.partition(":")[2], **options)
 """
 """Part of the package langchain that opens a provider's model, which is all that is needed here."""
+RECORDED = 0.1
+"""Seconds after which an answer is on record."""
 PRICE = (1.0, 4.0)
 """Money for a million prompt tokens and completion tokens."""
 
@@ -151,9 +153,10 @@ def kills(folder: Path, number: int, words: list[str]) -> Row:
             while len(server.asked) == start and time.monotonic() < patience:
                 time.sleep(0.005)
             time.sleep(rng.uniform(0, seconds / (number + 2)))
+            under_way += server.under_way(RECORDED)
             running.kill()
             running.wait()
-            under_way += server.drained()
+            server.drain()
         found = searched(folder, "killed", server.url, *words)
         asked = Counter(json.dumps(body) for body in server.asked)
     extra = (asked - plain).total()

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from typing import Any, Self
 
 __all__ = ["FakeProvider", "tasks"]
@@ -103,10 +104,10 @@ class FakeProvider:
 
     def __init__(self, delay: float = 0.0) -> None:
         self.asked: list[dict[str, Any]] = []
-        self.tokens = (0, 0)
+        self.tokens: tuple[int, int] = (0, 0)
         """Prompt tokens and completion tokens of all answers."""
         self._lock = threading.Lock()
-        self._open = set[int]()
+        self._ended = dict[int, float]()
         server = self
         pause = threading.Event()
 
@@ -121,12 +122,14 @@ class FakeProvider:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with server._lock:
                     server.asked.append(body)
-                    number = len(server.asked)
-                    server._open.add(number)
+                    number = len(server._ended)
+                    server._ended[number] = inf
                 pause.wait(delay)
                 try:
                     message = {"role": "assistant", **MODELS[body["model"]](body)}
                 except RuntimeError as error:  # an answer of a test that fails
+                    with server._lock:
+                        server._ended[number] = time.monotonic()
                     self.send_error(400, str(error))
                     return
                 calls = "tool_calls" in message
@@ -158,7 +161,7 @@ class FakeProvider:
                 except OSError:  # the client was killed
                     self.close_connection = True
                 with server._lock:
-                    server._open.discard(number)
+                    server._ended[number] = time.monotonic()
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 """Log nothing."""
@@ -169,13 +172,18 @@ class FakeProvider:
             target=self._server.serve_forever, args=(0.01,), daemon=True
         )
 
-    def drained(self) -> int:
-        """Wait until no request is under way. Returns the number of those that were."""
+    def under_way(self, seconds: float = 0.0) -> int:
+        """Number of requests without an answer, and of those that were answered in the last
+        `seconds`.
+        """
+        since = time.monotonic() - seconds
         with self._lock:
-            number = len(self._open)
-        while self._open:
+            return sum(ended >= since for ended in self._ended.values())
+
+    def drain(self) -> None:
+        """Wait until no request is under way."""
+        while self.under_way():
             time.sleep(0.005)
-        return number
 
     @property
     def url(self) -> str:
