@@ -105,7 +105,7 @@ def learning(folder: Path, seeds: int, words: list[str]) -> Row:
 
 
 def budget(folder: Path, quick: bool) -> Row:
-    """What searches under limits have used, by the server's count."""
+    """Use of searches under limits, by the server's count."""
     rows = list[Row]()
     limits = ["12000tokens"]
     if not quick:

@@ -28,7 +28,7 @@ from hrm_agent.training.prompts.rollouts import OutOfBudget
 from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["Candidate", "Evolution", "Proposal", "evolve"]
+__all__ = ["Evolution", "PromptCandidate", "Proposal", "evolve"]
 
 Places = Sequence[tuple[int, Task]]
 """Tasks with their places."""
@@ -72,7 +72,7 @@ class Proposal:
 
 
 @dataclass(slots=True)
-class Candidate:
+class PromptCandidate:
     """Set of texts that was run on the validation tasks."""
 
     texts: dict[str, str]
@@ -91,7 +91,7 @@ class Candidate:
 class Evolution:
     """Result of a search."""
 
-    candidates: list[Candidate] = field(default_factory=list[Candidate])
+    candidates: list[PromptCandidate] = field(default_factory=list[PromptCandidate])
     """Candidates in the order in which they were found. The first has the texts of the start."""
     proposals: list[Proposal] = field(default_factory=list[Proposal])
     """All proposed texts, in order."""
@@ -255,7 +255,7 @@ class _Search:
         parents: Sequence[int] = event["parent_ids"]
         iteration = int(event["iteration"])
         means = self._minibatch.get(iteration, [])
-        made = Candidate(dict(event["candidate"]), float(event["average_score"]))
+        made = PromptCandidate(dict(event["candidate"]), float(event["average_score"]))
         if parents:
             made.parent = parents[0]
             made.proposal = self._made_in.get(iteration)

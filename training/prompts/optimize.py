@@ -10,7 +10,7 @@ Held-out tasks take no part in the search: nothing is chosen by them, and no ref
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hrm_agent.errors import ConfigError, RunError, TaskError
@@ -52,8 +52,6 @@ class Improvement:
     """Number of held-out tasks that were run with the best texts."""
     unjudged: int
     """Number of held-out runs that could not be judged, and count as wrong."""
-    unused: tuple[str, ...]
-    """Prompts of the graph's modules that no held-out run sent."""
 
     @property
     def texts(self) -> dict[str, str]:
@@ -104,9 +102,11 @@ def improve_prompts(
     loop: asyncio.Runner,
     *,
     minibatch: int,
+    check_start: Callable[[dict[str, str]], object],
 ) -> Improvement:
     """Search for better texts. `base`: texts that replace those of the source at the start.
-    `wanted`: prompts to improve (empty: all that the held-out runs send).
+    `wanted`: prompts to improve (empty: all that the held-out runs send). `check_start`: function
+    that raises an error if an interrupted search began with other texts.
 
     Raises `ConfigError` if a prompt is not found in the requests, and `RunError` if the budget does
     not suffice for the held-out tasks and one candidate.
@@ -116,14 +116,17 @@ def improve_prompts(
     except OutOfBudget as error:
         raise _too_small(runs, "held-out") from error
     runs.keep_back(base, splits.test)
-    start, unused = _start(first, base, wanted)
+    start = _start(first, base, wanted)
+    check_start(start)
 
     def run_all(tasks: Places, texts: Mapping[str, str]) -> list[Trajectory]:
-        found = loop.run(runs.run(tasks, {**base, **texts}, "learn"))
-        done = [each for each in found if each is not None]
-        if len(done) < len(found):
+        # gepa fills the last minibatch of a pass with tasks that it has already
+        distinct = dict(tasks)
+        found = loop.run(runs.run([*distinct.items()], {**base, **texts}, "learn"))
+        by_place = {place: run for place, run in zip(distinct, found, strict=True) if run}
+        if len(by_place) < len(distinct):
             raise OutOfBudget
-        return done
+        return [by_place[place] for place, _ in tasks]
 
     evolution = evolve(
         start,
@@ -152,7 +155,6 @@ def improve_prompts(
         ),
         len(pairs),
         sum(fault_of(each) is not None for pair in pairs for each in pair),
-        unused,
     )
 
 
@@ -178,8 +180,8 @@ def _too_small(runs: PromptRuns, which: str) -> RunError:
 
 def _start(
     first: Sequence[Trajectory], base: Mapping[str, str], wanted: Sequence[str]
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Texts at the start of the prompts to improve, and names of prompts that no run sent."""
+) -> dict[str, str]:
+    """Texts at the start of the prompts to improve."""
     names = [*wanted] or [*dict.fromkeys([*base, *known_names()])]
     sent = set[str]()
     for name in names:
@@ -201,5 +203,4 @@ def _start(
             'Name the texts in the graph, Prompt("solver", "You are ..."), or name constants of its'
             " modules: --prompts-of package.module:SYSTEM.",
         )
-    found = {name: base.get(name) or default_text(name) for name in names if name in sent}
-    return found, tuple(name for name in names if name not in sent)
+    return {name: base.get(name) or default_text(name) for name in names if name in sent}

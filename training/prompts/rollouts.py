@@ -25,7 +25,7 @@ from hrm_agent.training.rollout.scoring import Score
 from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import TaskRef, Trajectory, content_hash, derive_seed
 
-__all__ = ["Budget", "OutOfBudget", "PromptRuns", "changed_texts", "read_search_budget"]
+__all__ = ["OutOfBudget", "PromptRuns", "SearchBudget", "changed_texts", "read_search_budget"]
 
 _REFLECTION = "hrm_agent.graphs.single_call:graph"
 _MARGIN = 1.2
@@ -39,7 +39,7 @@ class OutOfBudget(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SearchBudget:
     """Limit of a search."""
 
     rollouts: int | None
@@ -51,13 +51,13 @@ class Budget:
         return f"{self.rollouts:,} rollouts" if self.rollouts is not None else str(self.requests)
 
 
-def read_search_budget(text: str) -> Budget:
+def read_search_budget(text: str) -> SearchBudget:
     """Parse `200rollouts`, `200000tokens` or `2.50` (money). Raises `ConfigError`."""
     match = re.fullmatch(r"([0-9]{1,9}) ?rollouts", text.strip())
     if match is not None and int(match[1]) > 0:
-        return Budget(int(match[1]), None)
+        return SearchBudget(int(match[1]), None)
     try:
-        return Budget(None, read_budget(text))
+        return SearchBudget(None, read_budget(text))
     except ConfigError as error:
         raise ConfigError(
             f"--budget {text!r} is not an amount.",
@@ -83,7 +83,7 @@ class PromptRuns:
     """Function that scores runs by the rubric."""
     meter: Meter
     """Meter of all requests."""
-    budget: Budget
+    budget: SearchBudget
     """Limit of the search."""
     run_id: str
     """Id of the search."""

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
@@ -39,7 +40,7 @@ from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.config.commands import FREE_ON_RESUME, OptimizeConfig
 from hrm_agent.training.evaluation.budget import Meter
 from hrm_agent.training.evaluation.prices import Prices, read_prices
-from hrm_agent.training.prompts.rollouts import Budget, PromptRuns, read_search_budget
+from hrm_agent.training.prompts.rollouts import PromptRuns, SearchBudget, read_search_budget
 from hrm_agent.training.rollout.rollout import run_id_of
 from hrm_agent.training.rollout.scoring import scoring_by
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
@@ -47,7 +48,7 @@ from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
 from hrm_agent.trajectory import Sampling
 
 if TYPE_CHECKING:
-    from hrm_agent.training.prompts.evolution import Candidate
+    from hrm_agent.training.prompts.evolution import PromptCandidate
     from hrm_agent.training.prompts.optimize import Improvement, TaskSplits
 
 __all__ = ["optimize_run", "run"]
@@ -61,7 +62,10 @@ USUAL = (
 _FREE = FREE_ON_RESUME | {"budget", "price"}
 _WEIGHTS = "weights"
 """File in the folder with the stamps of the policies' files."""
+_START = "start.json"
+"""File in the folder with the texts at the start."""
 PROMPTS_FILE = "prompts.toml"
+"""File of the result in the folder."""
 
 
 def run(words: list[str]) -> int:
@@ -179,12 +183,27 @@ def _compare_weights(policies: tuple[str, str], folder: Path) -> None:
         )
 
 
+def _compare_start(folder: Path, start: dict[str, str]) -> None:
+    """Raise `RunError` if the prompts in the source have changed since the search began."""
+    kept = folder / _START
+    if not kept.exists():
+        with replacing(kept) as part:
+            part.write_text(json.dumps(start), encoding="utf-8")
+    elif (before := json.loads(kept.read_text(encoding="utf-8"))) != start:
+        names = [name for name in {**before, **start} if before.get(name) != start.get(name)]
+        raise RunError(
+            f"The prompts {', '.join(names)} of the graph have changed since the search in {folder}"
+            " began.",
+            "Begin anew in another folder: --out.",
+        )
+
+
 def _search(
     config: OptimizeConfig,
     folder: Path,
     store: RunStore,
     splits: TaskSplits,
-    budget: Budget,
+    budget: SearchBudget,
     meter: Meter,
     answering: Any,
     reflecting: Any,
@@ -230,7 +249,13 @@ def _search(
                 on_done=_counting(advance),
             )
             found = improve_prompts(
-                runs, splits, config.prompts, config.prompts_of, loop, minibatch=config.minibatch
+                runs,
+                splits,
+                config.prompts,
+                config.prompts_of,
+                loop,
+                minibatch=config.minibatch,
+                check_start=partial(_compare_start, folder),
             )
         finally:
             loop.run(stack.aclose())
@@ -329,7 +354,6 @@ def _result(
         "start": found.start,
         "texts": found.texts,
         "changed": found.changed,
-        "unused": list(found.unused),
         "best": found.evolution.best,
         "candidates": [_candidate(each) for each in found.evolution.candidates],
         "proposals": [asdict(each) for each in found.evolution.proposals],
@@ -347,7 +371,7 @@ def _result(
     }
 
 
-def _candidate(each: Candidate) -> dict[str, Any]:
+def _candidate(each: PromptCandidate) -> dict[str, Any]:
     made = each.proposal
     return {
         "parent": each.parent,
