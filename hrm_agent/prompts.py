@@ -33,11 +33,11 @@ __all__ = [
     "PROMPTS",
     "Prompt",
     "PromptTexts",
-    "default_text",
     "fields_of",
     "known_names",
     "recorded_texts",
     "refuse_other_fields",
+    "refuse_unknown_name",
     "using_prompts",
     "with_prompts",
 ]
@@ -98,18 +98,9 @@ def known_names() -> list[str]:
     return sorted(_texts)
 
 
-def default_text(name: str) -> str:
-    """Text of a prompt in the source. Raises `ConfigError` for an unknown name, or if two modules
-    define prompts of this name with different texts.
-    """
-    texts = _defaults(name)
-    if len(set(texts.values())) > 1:
-        raise ConfigError(
-            f"The modules {' and '.join(sorted(set(texts.values())))} have different prompts"
-            f" called {name!r}.",
-            "Rename one of them.",
-        )
-    return next(reversed(texts))
+def refuse_unknown_name(name: str) -> None:
+    """Raise `ConfigError` if there is no prompt of this name."""
+    _defaults(name)
 
 
 def _defaults(name: str) -> dict[str, str]:
@@ -203,6 +194,18 @@ def recorded_texts(metadata: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
+class _Replacement(NamedTuple):
+    """Text in the source that is to be replaced."""
+
+    name: str
+    module: str
+    """Module that defines the text (empty for a text that was replaced before)."""
+    default: str
+    """Text in the source."""
+    text: str
+    """Text in its place."""
+
+
 class PromptTexts:
     """Texts that replace prompts in requests."""
 
@@ -210,13 +213,15 @@ class PromptTexts:
         """Raises `ConfigError` for an unknown name, an empty text, other fields than those of the
         replaced text, or different texts for prompts that are equal in the source.
         """
-        self.texts = dict(texts)
-        """New texts by name."""
         self.reached = dict[str, str]()
         """Names that were found in requests, with the modules that define their texts."""
-        self._pairs = dict[str, tuple[str, str]]()
-        """Text in the source -> name of the prompt, its module."""
-        for name, text in self.texts.items():
+        self._replacements = dict[str, _Replacement]()
+        """Replacements by the text in the source."""
+        self._unfit = set[str]()
+        """Texts in the source with other fields. They are of another module, which may have nothing
+        to do with the graph.
+        """
+        for name, text in texts.items():
             if not text.strip():
                 raise ConfigError(f"The text of the prompt {name!r} is empty.", "Give it a text.")
             if len(text) > _LONGEST:
@@ -224,16 +229,31 @@ class PromptTexts:
                     f"The text of the prompt {name!r} has {len(text):,} characters.",
                     f"At most {_LONGEST:,} are taken.",
                 )
-            for default, module in _defaults(name).items():
-                refuse_other_fields(name, default, text)
-                other, _ = self._pairs.get(default, (name, ""))
-                if self.texts[other] != text:
+            defaults = _defaults(name)
+            fitting = [each for each in defaults if fields_of(each) == fields_of(text)]
+            if not fitting:
+                refuse_other_fields(name, next(reversed(defaults)), text)
+            self._unfit |= defaults.keys() - set(fitting)
+            for default, module in defaults.items():
+                other = self._replacements.get(default)
+                if other is not None and other.text != text:
                     raise ConfigError(
-                        f"The prompts {other!r} and {name!r} are equal in the source, and cannot be"
-                        " replaced by different texts.",
+                        f"The prompts {other.name!r} and {name!r} are equal in the source, and"
+                        " cannot be replaced by different texts.",
                         "Give both the same text, or make them differ in the source.",
                     )
-                self._pairs[default] = (name, module)
+                self._replacements[default] = _Replacement(name, module, default, text)
+
+    @classmethod
+    def unchanged(cls, texts: Mapping[str, str], names: Iterable[str]) -> PromptTexts:
+        """Texts that find the prompts of the source and the constants among `names`, with `texts` in
+        their place.
+        """
+        made = cls(texts)
+        for name in dict.fromkeys((*known_names(), *names)):
+            for default, module in _defaults(name).items() if name not in texts else ():
+                made._replacements.setdefault(default, _Replacement(name, module, default, default))
+        return made
 
     def replace(self, messages: Sequence[Message]) -> list[Message]:
         """LangChain messages with the new texts. Raises `ConfigError` if the values of a filled
@@ -243,18 +263,24 @@ class PromptTexts:
 
     def names_in(self, request: Iterable[Mapping[str, Any]]) -> set[str]:
         """Names of the prompts in a recorded request, which may have the new or the old text."""
-        found = set[str]()
+        return {each.name for each in self.found_in(request)}
+
+    def found_in(self, request: Iterable[Mapping[str, Any]]) -> list[_Replacement]:
+        """Prompts in a recorded request, with their texts in the source."""
+        found = list[_Replacement]()
         for message in request:
             self._of_content(str(message.get("type")), message.get("content"), found)
         return found
 
     def _replaced(self, message: Any) -> Any:
-        found = set[str]()
+        found = list[_Replacement]()
         content = self._of_content(message.type, message.content, found)
+        for each in found:
+            self._note(each)
         return message.model_copy(update={"content": content}) if found else message
 
-    def _of_content(self, kind: str, content: Any, found: set[str]) -> Any:
-        """Content of a message with the new texts. Their names are added to `found`."""
+    def _of_content(self, kind: str, content: Any, found: list[_Replacement]) -> Any:
+        """Content of a message with the new texts, which are added to `found`."""
         if kind not in ("system", "human"):
             return content
         if isinstance(content, str):
@@ -272,54 +298,52 @@ class PromptTexts:
                 blocks.append(block)
         return blocks
 
-    def _of_text(self, kind: str, text: str, found: set[str]) -> str:
-        names = set[str]()
+    def _of_text(self, kind: str, text: str, found: list[_Replacement]) -> str:
+        number = len(found)
 
         def new(match: re.Match[str]) -> str:
-            made, name, module = self._literals[match[0]]
-            self._note(name, module)
-            names.add(name)
+            made, each = self._literals[match[0]]
+            found.append(each)
             return made
 
-        if not self._literals:
+        if not self._replacements:
             return text
         if kind == "system":
             text = self._anywhere.sub(new, text)
         else:
             text = self._at_start.sub(new, text, count=1)
-            if not names:
+            if len(found) == number:
                 text = self._at_end.sub(new, text, count=1)
-        if not names:
-            for default, (name, module) in self._pairs.items():
-                filled = _refilled(name, default, self.texts[name], text)
-                if filled is not None:
-                    self._note(name, module)
-                    names.add(name)
-                    text = filled
-                    break
-        found |= names
+        if len(found) > number:
+            return text
+        for default, each in self._replacements.items():
+            if default not in self._unfit and (filled := _refilled(each, text)) is not None:
+                found.append(each)
+                return filled
         return text
 
-    def _note(self, name: str, module: str) -> None:
-        known = self.reached.setdefault(name, module)
-        if module and known and known != module:
+    def _note(self, each: _Replacement) -> None:
+        """Note a text that was found in a request of the graph."""
+        known = self.reached.setdefault(each.name, each.module)
+        if each.module and known and known != each.module:
             raise ConfigError(
-                f"The graph has two prompts called {name!r}, in {known} and in {module}.",
+                f"The graph has two prompts called {each.name!r}, in {known} and in {each.module}.",
                 "Rename one of them.",
             )
+        if each.default in self._unfit:
+            refuse_other_fields(each.name, each.default, each.text)
 
     @cached_property
-    def _literals(self) -> dict[str, tuple[str, str, str]]:
-        """Text to look for -> new text, name, module. New texts are looked for, too, so that a
+    def _literals(self) -> dict[str, tuple[str, _Replacement]]:
+        """Text to look for -> new text, replacement. New texts are looked for, too, so that a
         request whose texts were replaced stays as it is.
         """
-        literals = dict[str, tuple[str, str, str]]()
-        for default, (name, module) in self._pairs.items():
-            text = self.texts[name]
-            literals[_unescaped(default)] = (_unescaped(text), name, module)
-            literals[default] = (text, name, module)
-        for text, name, _ in [*literals.values()]:
-            literals.setdefault(text, (text, name, ""))
+        literals = dict[str, tuple[str, _Replacement]]()
+        for default, each in self._replacements.items():
+            literals[_unescaped(default)] = (_unescaped(each.text), each)
+            literals[default] = (each.text, each)
+        for text, each in [*literals.values()]:
+            literals.setdefault(text, (text, each._replace(module="")))
         return literals
 
     @cached_property
@@ -347,14 +371,17 @@ def _unescaped(text: str) -> str:
     return "".join(part.literal for part in parts)
 
 
-def _refilled(name: str, default: str, text: str, message: str) -> str | None:
-    """New template, filled with the values in a message that is the filled `default` (None if it is
+def _refilled(each: _Replacement, message: str) -> str | None:
+    """New template, filled with the values in a message that is the filled old one (None if it is
     another message).
     """
-    if not fields_of(default) or (values := _values(name, default, message)) is None:
+    if not fields_of(each.default):
+        return None
+    if (values := _values(each.name, each.default, message)) is None:
         return None
     return "".join(
-        part.literal + (values[part.field] if part.field else "") for part in _parts(text) or ()
+        part.literal + (values[part.field] if part.field else "")
+        for part in _parts(each.text) or ()
     )
 
 

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from hrm_agent import Prompt, prompts
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_FORMAT_PROMPT, PLANNER_PROMPT
-from hrm_agent.prompts import PromptTexts, default_text, fields_of
+from hrm_agent.prompts import PromptTexts, fields_of
 
 
 @pytest.fixture(autouse=True)
@@ -111,14 +111,17 @@ def test_fields() -> None:
 
 def test_names_that_are_not_unique() -> None:
     Prompt("twice", "One.")
-    exec('Prompt("twice", "Two.")', {"Prompt": Prompt, "__name__": "other"})
-    with pytest.raises(ConfigError, match="have different prompts called 'twice'"):
-        default_text("twice")
-    texts = PromptTexts({"twice": "Three."})
-    # one of them may be of another graph of the process
-    assert sent(texts, SystemMessage("One.")) == ["Three."]
+    module = {"Prompt": Prompt, "__name__": "other"}
+    exec('Prompt("twice", "Two."); Prompt("twice", "Three with {a}.")', module)
+    texts = PromptTexts({"twice": "Four."})
+    # the others may be of other graphs of the process
+    assert sent(texts, SystemMessage("One.")) == ["Four."]
     with pytest.raises(ConfigError, match=r"two prompts called 'twice', in .* and in other"):
         sent(texts, SystemMessage("Two."))
+    with pytest.raises(ConfigError, match=r"lacks the field \{a\}"):
+        sent(PromptTexts({"twice": "Four."}), SystemMessage("Three with {a}."))
+    with pytest.raises(ConfigError, match=r"has the unknown field \{b\}"):
+        PromptTexts({"twice": "{b}"})
 
 
 def test_equal_prompts_have_equal_texts() -> None:

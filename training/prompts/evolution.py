@@ -22,7 +22,7 @@ from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
 from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.errors import ConfigError, HrmError
-from hrm_agent.prompts import PromptTexts, fields_of
+from hrm_agent.prompts import PromptTexts, fields_of, refuse_other_fields
 from hrm_agent.training.prompts.feedback import feedback_on
 from hrm_agent.training.prompts.rollouts import OutOfBudget
 from hrm_agent.training.tasks import Task
@@ -287,6 +287,7 @@ def _why_refused(texts: Mapping[str, str], name: str, before: str) -> str:
     if find_surrogate(texts[name]) is not None:
         return "the text is not Unicode"
     try:
+        refuse_other_fields(name, before, texts[name])
         PromptTexts(texts)
     except ConfigError as error:
         return error.message

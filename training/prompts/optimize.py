@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hrm_agent.errors import ConfigError, RunError, TaskError
-from hrm_agent.prompts import PromptTexts, default_text, known_names
+from hrm_agent.prompts import PromptTexts, refuse_unknown_name
 from hrm_agent.training.evaluation.compare import Comparison, compare
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.prompts.evolution import Evolution, Places, evolve
@@ -97,32 +97,32 @@ def _distinct(tasks: Iterable[Task], without: Iterable[Task]) -> list[Task]:
 def improve_prompts(
     runs: PromptRuns,
     splits: TaskSplits,
-    base: Mapping[str, str],
     wanted: Sequence[str],
     loop: asyncio.Runner,
     *,
     minibatch: int,
     check_start: Callable[[dict[str, str]], object],
 ) -> Improvement:
-    """Search for better texts. `base`: texts that replace those of the source at the start.
-    `wanted`: prompts to improve (empty: all that the held-out runs send). `check_start`: function
-    that raises an error if an interrupted search began with other texts.
+    """Search for better texts. `wanted`: prompts to improve (empty: all that the held-out runs
+    send). `check_start`: function that raises an error if an interrupted search began with other
+    texts.
 
     Raises `ConfigError` if a prompt is not found in the requests, and `RunError` if the budget does
     not suffice for the held-out tasks and one candidate.
     """
     try:
-        first = _complete(loop.run(runs.run(splits.test, base, "test")), runs, "held-out")
+        first = _complete(loop.run(runs.run(splits.test, {}, "test")), runs, "held-out")
     except OutOfBudget as error:
         raise _too_small(runs, "held-out") from error
-    runs.keep_back(base, splits.test)
-    start = _start(first, base, wanted)
+    runs.keep_back(splits.test)
+    runs.source = _sent(first, runs.base, wanted)
+    start = _start(len(first), runs, wanted)
     check_start(start)
 
     def run_all(tasks: Places, texts: Mapping[str, str]) -> list[Trajectory]:
         # gepa fills the last minibatch of a pass with tasks that it has already
         distinct = dict(tasks)
-        found = loop.run(runs.run([*distinct.items()], {**base, **texts}, "learn"))
+        found = loop.run(runs.run([*distinct.items()], texts, "learn"))
         by_place = {place: run for place, run in zip(distinct, found, strict=True) if run}
         if len(by_place) < len(distinct):
             raise OutOfBudget
@@ -141,7 +141,7 @@ def improve_prompts(
         raise _too_small(runs, "validation")
     best = evolution.candidates[evolution.best].texts
     try:
-        last = loop.run(runs.run(splits.test, {**base, **best}, "test"))
+        last = loop.run(runs.run(splits.test, best, "test"))
     except OutOfBudget as error:
         raise _too_small(runs, "held-out") from error
     pairs = [(a, b) for a, b in zip(first, last, strict=True) if b is not None]
@@ -178,29 +178,40 @@ def _too_small(runs: PromptRuns, which: str) -> RunError:
     )
 
 
-def _start(
-    first: Sequence[Trajectory], base: Mapping[str, str], wanted: Sequence[str]
+def _sent(
+    runs: Iterable[Trajectory], base: Mapping[str, str], wanted: Sequence[str]
 ) -> dict[str, str]:
-    """Texts at the start of the prompts to improve."""
-    names = [*wanted] or [*dict.fromkeys([*base, *known_names()])]
-    sent = set[str]()
-    for name in names:
-        # one at a time, since other graphs of the process may have prompts with equal texts
-        texts = PromptTexts({name: base.get(name) or default_text(name)})
-        requests = (call.request or () for each in first for call in each.own_calls)
-        if any(texts.names_in(request) for request in requests):
-            sent.add(name)
-    missing = [name for name in wanted if name not in sent]
-    if missing:
+    """Prompts that the runs have sent, with their texts in the source. `wanted`: names, constants
+    of modules among them.
+    """
+    texts = PromptTexts.unchanged(base, wanted)
+    sent = dict[str, str]()
+    for run in runs:
+        for call in run.own_calls:
+            for each in texts.found_in(call.request or ()):
+                if sent.setdefault(each.name, each.default) != each.default:
+                    raise ConfigError(
+                        f"The graph has two prompts called {each.name!r}.", "Rename one of them."
+                    )
+    return sent
+
+
+def _start(count: int, runs: PromptRuns, wanted: Sequence[str]) -> dict[str, str]:
+    """Texts at the start of the prompts to improve. `count`: number of runs that were looked at."""
+    for name in wanted:
+        refuse_unknown_name(name)
+        if name not in runs.source:
+            raise ConfigError(
+                f"No request of {count} runs contains the prompt {name!r}: either its role was not"
+                " asked, or the graph changes the text before it sends it.",
+                f"Sent were: {', '.join(sorted(runs.source)) or 'none'}. Leave it out of"
+                " --prompts-of.",
+            )
+    names = [*wanted] or sorted(runs.source)
+    if not names:
         raise ConfigError(
-            f"No request of {len(first)} runs contains the prompt {missing[0]!r}: either its role was"
-            " not asked, or the graph changes the text before it sends it.",
-            f"Sent were: {', '.join(sorted(sent)) or 'none'}. Leave it out of --prompts-of.",
-        )
-    if not sent:
-        raise ConfigError(
-            f"No request of {len(first)} runs contains a named prompt.",
+            f"No request of {count} runs contains a named prompt.",
             'Name the texts in the graph, Prompt("solver", "You are ..."), or name constants of its'
             " modules: --prompts-of package.module:SYSTEM.",
         )
-    return {name: base.get(name) or default_text(name) for name in names if name in sent}
+    return {name: runs.base.get(name) or runs.source[name] for name in names}

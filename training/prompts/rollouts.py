@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from hrm_agent.errors import ConfigError, HrmError, RunError
-from hrm_agent.prompts import PROMPTS, default_text
+from hrm_agent.prompts import PROMPTS
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.training.evaluation.budget import Meter, RequestBudget, read_budget
 from hrm_agent.training.evaluation.metered import MeteredRecording, Stuck, run_until_refused
@@ -25,7 +25,7 @@ from hrm_agent.training.rollout.scoring import Score
 from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import TaskRef, Trajectory, content_hash, derive_seed
 
-__all__ = ["OutOfBudget", "PromptRuns", "SearchBudget", "changed_texts", "read_search_budget"]
+__all__ = ["OutOfBudget", "PromptRuns", "SearchBudget", "read_search_budget"]
 
 _REFLECTION = "hrm_agent.graphs.single_call:graph"
 _MARGIN = 1.2
@@ -66,11 +66,6 @@ def read_search_budget(text: str) -> SearchBudget:
         ) from error
 
 
-def changed_texts(texts: Mapping[str, str]) -> dict[str, str]:
-    """Texts that differ from those of the source, by name."""
-    return {name: text for name, text in sorted(texts.items()) if text != default_text(name)}
-
-
 @dataclass(slots=True)
 class PromptRuns:
     """Runs and reflections of one search."""
@@ -99,8 +94,12 @@ class PromptRuns:
     """True if verifiers of the tasks score the runs, and not a rubric."""
     concurrency: int
     """Maximum number of runs at a time."""
+    base: Mapping[str, str]
+    """Texts that replace those of the source from the start."""
     on_done: Callable[[], object]
     """Callback for each run and reflection that has ended."""
+    source: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Texts of the source, as far as they are known. They are left out of the runs' options."""
     kept_back: float = 0.0
     """Part of the budget for the evaluation at the end, in the budget's unit."""
     _used: set[str] = field(default_factory=set[str])
@@ -130,7 +129,7 @@ class PromptRuns:
         requests = self.budget.requests
         return float(requests.amount if requests is not None else self.budget.rollouts or 0)
 
-    def keep_back(self, texts: Mapping[str, str], tasks: Sequence[tuple[int, Task]]) -> None:
+    def keep_back(self, tasks: Sequence[tuple[int, Task]]) -> None:
         """Keep a part of the budget for another evaluation on `tasks`, which were just run."""
         if self.budget.requests is None:
             self.kept_back = float(len(tasks))
@@ -138,7 +137,7 @@ class PromptRuns:
         journal = self.runner.store.journal
         asked = self.meter.asked(
             call.id
-            for episode in self._episodes(tasks, texts, "test")
+            for episode in self._episodes(tasks, {}, "test")
             for call in journal.trajectory(episode.trajectory_id).own_calls
         )
         self.kept_back = _MARGIN * (asked.tokens if self.budget.requests.tokens else asked.cost)
@@ -193,7 +192,11 @@ class PromptRuns:
     def _episodes(
         self, tasks: Sequence[tuple[int, Task]], texts: Mapping[str, str], purpose: str
     ) -> list[Episode]:
-        changed = changed_texts(texts)
+        changed = {
+            name: text
+            for name, text in sorted({**self.base, **texts}.items())
+            if name in self.base or text != self.source.get(name)
+        }
         stage = f"{purpose}-{content_hash(changed)[:12]}"
         options = {**self.options, PROMPTS: changed}
         if not changed:

@@ -30,7 +30,7 @@ from hrm_agent.models.loading.policy_loader import (
     load_without_retries,
     stamp_of_weights,
 )
-from hrm_agent.prompts import default_text
+from hrm_agent.prompts import refuse_unknown_name
 from hrm_agent.prompts_file import write_prompts_file
 from hrm_agent.rewards import load_rubric
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
@@ -117,7 +117,7 @@ def optimize_run(config: OptimizeConfig, folder: Path, output: Output) -> int:
     load_graph(config.graph, config.configurable)
     refuse_unknown_prompts(config)
     for name in config.prompts_of:
-        default_text(name)  # reports an unknown name
+        refuse_unknown_name(name)
     if config.rewards is not None:
         _refuse_comparing(config.rewards)
     tell_changed_sources(config.tasks, "train", folder)
@@ -246,12 +246,12 @@ def _search(
                 options=options,
                 verified=config.rewards is None,
                 concurrency=config.concurrency,
+                base=config.prompts,
                 on_done=_counting(advance),
             )
             found = improve_prompts(
                 runs,
                 splits,
-                config.prompts,
                 config.prompts_of,
                 loop,
                 minibatch=config.minibatch,

@@ -101,6 +101,7 @@ def test_texts_are_found_and_used(server: FakeProvider, hrm: Command) -> None:
     assert hrm("replay", "--store", "found", other.id).code == 0
 
 
+@pytest.mark.slow
 def test_a_search_is_reproducible_and_repeats_nothing(server: FakeProvider, hrm: Command) -> None:
     first = hrm(*WORDS, "--budget", "40rollouts").json
     asked = len(server.asked)
@@ -116,7 +117,14 @@ def test_a_search_is_reproducible_and_repeats_nothing(server: FakeProvider, hrm:
     assert other.json["texts"] == more["texts"]
 
 
-@pytest.mark.parametrize("limit", ["10000tokens", "0.018", "27rollouts"])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param("10000tokens", marks=pytest.mark.slow),
+        pytest.param("0.018", marks=pytest.mark.slow),
+        "27rollouts",
+    ],
+)
 def test_a_budget_is_not_exceeded(server: FakeProvider, hrm: Command, limit: str) -> None:
     done = hrm(*WORDS, "--budget", limit, "--price", "1,4")
     assert done.code in (0, 1), done.err
@@ -135,7 +143,7 @@ def test_an_interrupted_search_repeats_nothing(
     server: FakeProvider, hrm: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider fails at a reflection, and later at an answer."""
-    whole = hrm(*WORDS, "--budget", "40rollouts").json
+    whole = hrm(*WORDS, "--budget", "36rollouts").json
     plain = bodies(server)
     server.asked.clear()
     words = [word if word != "found" else "cut" for word in WORDS]
@@ -152,7 +160,7 @@ def test_an_interrupted_search_repeats_nothing(
 
         with monkeypatch.context() as patch:
             patch.setitem(scripted.MODELS, model, failing)
-            cut = hrm(*words, "--budget", "40rollouts")
+            cut = hrm(*words, "--budget", "36rollouts")
         assert cut.code == 2 and "gave no answer" in cut.err
         assert "Traceback" not in cut.err
     resumed = hrm("resume", "cut", "--json").json
@@ -192,8 +200,8 @@ def test_a_killed_search_repeats_nothing(server: FakeProvider, hrm: Command) -> 
     ("text", "said"),
     [
         ("For {name}.", "has the unknown field {name}"),
-        ("", "the reflection has no text"),
-        ("same", "the text is unchanged"),
+        pytest.param("", "the reflection has no text", marks=pytest.mark.slow),
+        pytest.param("same", "the text is unchanged", marks=pytest.mark.slow),
     ],
 )
 def test_a_text_that_does_not_fit_is_not_run(
