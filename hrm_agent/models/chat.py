@@ -364,6 +364,10 @@ class _PolicyCall:
         """Load the model if it is not loaded yet, and wait until the request may be sent. A thread
         reads the weights, so the event loop goes on.
         """
+        while True:
+            if self.recording.may_load(can_wait=True):
+                break
+            await asyncio.sleep(_PAUSE)
         if isinstance(self._backend, str):
             self._backend = loaded_policy(self._backend) or await asyncio.to_thread(
                 load_policy, self._backend
@@ -376,6 +380,8 @@ class _PolicyCall:
     def wait(self) -> None:
         """Wait until the request may be sent. Blocks the thread."""
         can_wait = not _in_event_loop()
+        while not self.recording.may_load(can_wait=can_wait):
+            time.sleep(_PAUSE)
         while not self._may_ask(can_wait=can_wait):
             time.sleep(_PAUSE)
 

@@ -111,6 +111,8 @@ class RequestSize:
     """False for a model that the graph holds itself."""
     can_wait: bool = True
     """False for a request that blocks the event loop. Others could not end while it waits."""
+    retries: bool = False
+    """True if the client may repeat a failed request by itself."""
     text_only: bool = True
     """False for a request with images, audio or files, whose tokens `read` does not bound."""
 
@@ -203,6 +205,13 @@ class Recording:
                 task.failed.remove(again)
                 task.again[index] = again.id
             return index
+
+    def may_load(self, *, can_wait: bool) -> bool:
+        """True if a policy may be loaded for a request, False if the request has to wait. Called
+        before `may_ask`. `can_wait`: False for a request that blocks the event loop.
+        """
+        del can_wait
+        return True
 
     def may_ask(self, request: RequestSize) -> bool:
         """True if a request may be sent now, False if it has to wait for the end of others. A

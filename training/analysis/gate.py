@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -35,15 +35,18 @@ from hrm_agent.training.tasks.own_verifier import VERIFIER
 from hrm_agent.trajectory import Call, RunStatus, Scoring, StopReason, Trajectory
 
 __all__ = [
-    "ComparedRun",
     "Expected",
     "GateResult",
+    "GateScores",
+    "GatedRun",
     "compare_runs",
     "expected_cost",
     "failed_runs",
     "repeated_offline",
 ]
 
+_SCORED = 64
+"""Maximum number of runs that are read and scored at a time."""
 _BATCH = (2, 8)
 """Minimum and maximum number of tasks between two looks that differ. Those in progress count, since
 they are not stopped.
@@ -69,7 +72,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRun:
+class GatedRun:
     """Run with its scores."""
 
     run: RecordedRun
@@ -94,14 +97,12 @@ class GateResult:
     """True if all runs were repeated exactly, and nothing was asked."""
     used_up: bool
     """True if the budget ended the comparison."""
-    compared: list[ComparedRun]
+    compared: list[GatedRun]
     """Runs that were compared."""
     left_out: dict[str, list[RecordedRun]] = field(
         default_factory=lambda: defaultdict[str, list[RecordedRun]](list)
     )
     """Reason -> runs that were repeated and could not be judged."""
-    rescored: int = 0
-    """Number of recorded runs whose recorded outcome differs from that of the scorer."""
 
     @property
     def verdict(self) -> str:
@@ -119,11 +120,11 @@ class GateResult:
         return _mean_over_tasks(self.compared, lambda each: each.new)
 
     @property
-    def worse(self) -> list[ComparedRun]:
+    def worse(self) -> list[GatedRun]:
         return sorted((e for e in self.compared if e.new < e.old), key=lambda e: e.new - e.old)
 
     @property
-    def better(self) -> list[ComparedRun]:
+    def better(self) -> list[GatedRun]:
         return sorted((e for e in self.compared if e.new > e.old), key=lambda e: e.old - e.new)
 
 
@@ -154,7 +155,7 @@ def expected_cost(offline: Sequence[Repeat], samples: int) -> Expected:
     calls = list[Call]()
     for each in differing:
         calls += each.unused[each.answered :] if each.trajectory is None else ()
-        calls += each.unused * (samples - 1)
+        calls += each.unused * max(0, samples - 1 - each.begun)
     by_model = dict[str, tuple[int, int]]()
     for call in calls:
         read, sampled = usage(call)
@@ -174,91 +175,71 @@ def expected_cost(offline: Sequence[Repeat], samples: int) -> Expected:
 async def compare_runs(
     repeats: Repeats,
     offline: Sequence[Repeat],
-    source: RunStore,
-    store: RunStore,
-    scorer: Scorer,
-    meter: Meter,
+    old: Mapping[str, float],
+    scores: GateScores,
     *,
     samples: int,
     margin: float,
     seed: int,
     concurrency: int,
     on_done: Callable[[], object] | None = None,
-    on_look: Callable[[Look], object] | None = None,
 ) -> GateResult:
     """Compare all runs, or as many as a clear verdict needs. `offline`: the offline parts of their
-    repetitions. Raises `RunError` if no run can be judged.
+    repetitions. `old`: their scores, by trajectory id. Raises `RunError` if no run can be compared.
     """
-    comparison = _Comparison(repeats, source, store, scorer, meter, samples, concurrency, on_done)
-    old = await comparison.recorded_scores([each.run for each in offline])
+    comparison = _Comparison(repeats, scores, samples, concurrency, on_done)
     by_task = defaultdict[tuple[str, str], list[Repeat]](list)
     for each in offline:
-        if each.run.trajectory.id in old:
-            by_task[_task_of(each.run)].append(each)
-    if not by_task:
-        raise RunError(
-            f"None of {len(offline)} recorded runs can be judged: {next(iter(comparison.left_out))}.",
-            "Name a rubric that can score them: --rewards.",
-        )
+        by_task[_task_of(each.run)].append(each)
     order = sorted(by_task)
     random.Random(seed).shuffle(order)
     if all(each.unchanged for tasks in by_task.values() for each in tasks):
         return comparison.all_unchanged(order, by_task, old)
-    return await comparison.in_batches(order, by_task, old, margin, on_look)
+    return await comparison.in_batches(order, by_task, old, margin)
 
 
 class _Comparison:
     def __init__(
         self,
         repeats: Repeats,
-        source: RunStore,
-        store: RunStore,
-        scorer: Scorer,
-        meter: Meter,
+        scores: GateScores,
         samples: int,
         concurrency: int,
         on_done: Callable[[], object] | None,
     ) -> None:
         self._repeats = repeats
-        self._source = source
-        self._store = store
-        self._scorer = scorer
-        self._meter = meter
+        self._scores = scores
         self._samples = samples
         self._concurrency = concurrency
         self._gate = asyncio.Semaphore(concurrency)
         self._on_done = on_done
         self.left_out = defaultdict[str, list[RecordedRun]](list)
-        self._rescored = 0
         self._errors = list[HrmError]()
 
     def all_unchanged(
         self,
         order: Sequence[tuple[str, str]],
-        by_task: dict[tuple[str, str], list[Repeat]],
-        old: dict[str, float],
+        by_task: Mapping[tuple[str, str], list[Repeat]],
+        old: Mapping[str, float],
     ) -> GateResult:
         compared = [
-            ComparedRun(each.run, old[each.run.trajectory.id], old[each.run.trajectory.id], (each,))
+            GatedRun(each.run, old[each.run.trajectory.id], old[each.run.trajectory.id], (each,))
             for task in order
             for each in by_task[task]
         ]
         tasks = len(order)
         found = look([0.0] * tasks, tasks, unchanged=True)
-        return GateResult(
-            found, tasks, True, False, compared, self.left_out, rescored=self._rescored
-        )
+        return GateResult(found, tasks, True, False, compared)
 
     async def in_batches(
         self,
         order: Sequence[tuple[str, str]],
-        by_task: dict[tuple[str, str], list[Repeat]],
-        old: dict[str, float],
+        by_task: Mapping[tuple[str, str], list[Repeat]],
+        old: Mapping[str, float],
         margin: float,
-        on_look: Callable[[Look], object] | None,
     ) -> GateResult:
         planned = len(order)
-        compared = list[ComparedRun]()
+        compared = list[GatedRun]()
         differences = list[float]()
         done = 0
         found = Look(0, Estimate(0.0, -1.0, 1.0), None)
@@ -280,19 +261,24 @@ class _Comparison:
                     planned -= 1
             if differences:
                 found = look(differences, planned, margin=margin)
-            if on_look is not None:
-                on_look(found)
-        if not compared:
-            why = next(iter(self.left_out), "the budget does not suffice for one task")
+        if not compared and used_up:
             raise RunError(
-                f"No run could be compared: {why}.", "Name a larger --budget, or other --tools."
+                "The budget does not suffice for one task.",
+                "Name a larger --budget. What is recorded is not asked again.",
             )
-        return GateResult(
-            found, planned, False, used_up, compared, self.left_out, rescored=self._rescored
-        )
+        if not compared:
+            raise RunError(
+                f"No run can be compared: {next(iter(self.left_out))}.",
+                "Name runs that can: RUNS or --run.",
+            )
+        exact = done == len(order) and not self.left_out
+        if exact and all(each.unchanged for one in compared for each in one.repeats):
+            found = look(differences, planned, unchanged=True)
+            return GateResult(found, planned, True, False, compared)
+        return GateResult(found, planned, False, used_up, compared, self.left_out)
 
     def _batch(
-        self, order: Sequence[tuple[str, str]], by_task: dict[tuple[str, str], list[Repeat]]
+        self, order: Sequence[tuple[str, str]], by_task: Mapping[tuple[str, str], list[Repeat]]
     ) -> list[tuple[str, str]]:
         """Next tasks. Those that do not differ cost nothing."""
         size = min(max(self._concurrency, _BATCH[0]), _BATCH[1])
@@ -306,21 +292,21 @@ class _Comparison:
         return batch
 
     async def _task(
-        self, offline: Sequence[Repeat], old: dict[str, float]
-    ) -> list[ComparedRun] | None:
+        self, offline: Sequence[Repeat], old: Mapping[str, float]
+    ) -> list[GatedRun] | None:
         """Runs of a task that can be compared (None if the budget does not suffice)."""
         ends = await run_group(offline, lambda each: self._run(each, old[each.run.trajectory.id]))
         if any(each is None for each in ends):
             return None
-        return [each for each in ends if isinstance(each, ComparedRun)]
+        return [each for each in ends if isinstance(each, GatedRun)]
 
-    async def _run(self, offline: Repeat, old: float) -> ComparedRun | str | None:
+    async def _run(self, offline: Repeat, old: float) -> GatedRun | str | None:
         """Comparison of a run, or the reason why it is left out (None if the budget does not
         suffice).
         """
         if offline.unchanged:
             self._done()
-            return ComparedRun(offline.run, old, old, (offline,))
+            return GatedRun(offline.run, old, old, (offline,))
         if offline.refused:
             return self._leave_out(offline, offline.refused)
         # without a difference in the requests, all samples are equal
@@ -330,14 +316,13 @@ class _Comparison:
             return self._leave_out(offline, reason)
         if any(each.trajectory is None for each in made):
             return None
-        scores = await self._scores(
-            self._store, [each.trajectory for each in made if each.trajectory is not None]
-        )
+        ended = [each.trajectory for each in made if each.trajectory is not None]
+        scores = await self._scores.of(self._repeats.store, ended)
         if reason := next((each for each in scores if isinstance(each, str)), ""):
             return self._leave_out(offline, reason)
         new = fmean(each for each in scores if not isinstance(each, str))
         self._done()
-        return ComparedRun(offline.run, old, new, tuple(made))
+        return GatedRun(offline.run, old, new, tuple(made))
 
     async def _live(self, offline: Repeat, sample: int) -> Repeat:
         if not sample and offline.trajectory is not None:
@@ -347,7 +332,7 @@ class _Comparison:
                 return await self._repeats.live(offline.run, sample, offline)
             except HrmError as error:
                 # requests under way in other runs are answered and recorded, so none is asked twice
-                self._meter.close()
+                self._repeats.meter.close()
                 self._errors.append(error)
                 return offline
 
@@ -360,48 +345,52 @@ class _Comparison:
         if self._on_done is not None:
             self._on_done()
 
-    async def recorded_scores(self, runs: Sequence[RecordedRun]) -> dict[str, float]:
-        """Scores of the recorded runs that can be judged, by trajectory id."""
-        scores = await self._scores(self._source, [run.trajectory for run in runs])
-        found = dict[str, float]()
-        for run, score in zip(runs, scores, strict=True):
-            if isinstance(score, str):
-                self.left_out[score].append(run)
-                continue
-            found[run.trajectory.id] = score
-            recorded = run.trajectory.rewards.get("correct")
-            self._rescored += recorded is not None and outcome_of(run.trajectory) != score
-        return found
 
-    async def _scores(
-        self, store: RunStore, trajectories: Sequence[Trajectory]
+class GateScores:
+    """Scores of recorded runs and of their repetitions, by one scorer."""
+
+    def __init__(self, scorer: Scorer, source: RunStore, store: RunStore) -> None:
+        """`source`: store of the recorded runs. `store`: store that the scores are written to."""
+        self._scorer = scorer
+        self._store = store
+        self._known = dict[str, Scoring]()
+        # a verifier costs nothing, and its code is not known
+        for each in (source, store) if scorer.rubric.name != VERIFIER else ():
+            self._known |= each.scorings.by_rubric(scorer.rubric.name)
+
+    async def of(
+        self,
+        store: RunStore,
+        headers: Sequence[Trajectory],
+        on_done: Callable[[], object] | None = None,
     ) -> list[float | str]:
-        """Score of each run, or the reason why it has none. Scores of the same code are not asked
-        again, since a judge may be a model.
+        """Score of each run of `store`, or the reason why it has none. Scores of the same code are
+        not asked again, since a judge may be a model.
         """
-        name = self._scorer.rubric.name
-        known = dict[str, Scoring]()
-        if name != VERIFIER:  # a verifier costs nothing, and its code is not known
-            for each in (self._source, self._store):
-                known |= each.scorings.by_rubric(name)
-        return await run_group(trajectories, lambda each: self._score(store, each, known))
+        gate = asyncio.Semaphore(_SCORED)
 
-    async def _score(
-        self, store: RunStore, header: Trajectory, known: dict[str, Scoring]
-    ) -> float | str:
-        whole = await asyncio.to_thread(store.journal.with_calls, header, requests=False)
+        async def score(header: Trajectory) -> float | str:
+            async with gate:
+                found = await self._score(store, header)
+            if on_done is not None:
+                on_done()
+            return found
+
+        return await run_group(headers, score)
+
+    async def _score(self, store: RunStore, header: Trajectory) -> float | str:
+        whole = await asyncio.to_thread(store.journal.with_calls, header)
         if reason := _unfit(whole):
             return reason
         if whole.status is RunStatus.FAILED and whole.stop_reason is not StopReason.VERIFIER_ERROR:
             return 0.0
-        scoring = known.get(header.id)
+        scoring = self._known.get(header.id)
         if scoring is None or scoring.code != self._scorer.code or scoring.fault:
-            wanted = await asyncio.to_thread(store.journal.with_calls, header)
-            rollouts = rollouts_of(self._scorer.rubric, store, [wanted])
+            rollouts = rollouts_of(self._scorer.rubric, store, [whole])
             (scoring,) = await self._scorer.score(rollouts)
             await asyncio.to_thread(self._store.scorings.write, [scoring])
         if scoring.fault:
-            return f"the rubric failed: {scoring.fault}"
+            return " ".join(f"the rubric failed: {scoring.fault}".split())
         scored = whole.model_copy(update=scoring.as_rewards)
         if "correct" not in scored.rewards:
             return "the rubric has no opinion"
@@ -425,7 +414,7 @@ def _unfit(trajectory: Trajectory) -> str:
     return ""
 
 
-def failed_runs(compared: Sequence[ComparedRun]) -> dict[str, int]:
+def failed_runs(compared: Sequence[GatedRun]) -> dict[str, int]:
     """Error -> number of runs of the new agent that ended by it."""
     ends = (repeat.trajectory for each in compared for repeat in each.repeats)
     return Counter(
@@ -439,9 +428,7 @@ def _task_of(run: RecordedRun) -> tuple[str, str]:
     return run.trajectory.task.id, run.trajectory.task.prompt
 
 
-def _mean_over_tasks(
-    compared: Sequence[ComparedRun], score: Callable[[ComparedRun], float]
-) -> float:
+def _mean_over_tasks(compared: Sequence[GatedRun], score: Callable[[GatedRun], float]) -> float:
     by_task = defaultdict[tuple[str, str], list[float]](list)
     for each in compared:
         by_task[_task_of(each.run)].append(score(each))

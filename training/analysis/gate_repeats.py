@@ -11,6 +11,7 @@ changed since then is not mistaken for the earlier one.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,18 +32,22 @@ from hrm_agent.training.evaluation.metered import MeteredRecording, Stuck, run_u
 from hrm_agent.trajectory import (
     Call,
     Journal,
+    RunStatus,
     TaskRef,
     ToolCall,
     Trajectory,
+    call_id,
     derive_seed,
 )
 
-__all__ = ["Difference", "RecordedRun", "Repeat", "Repeats", "ToolRule"]
+__all__ = ["FirstDifference", "RecordedRun", "Repeat", "Repeats", "ToolRule"]
 
 ToolRule = Literal["recorded", "run", "refuse"]
 """Rule for tool calls. `recorded`: recorded results are used if the call and its history are equal,
 other calls run. `run`: all run. `refuse`: as `recorded`, but other calls end the repetition.
 """
+_REFUSALS = frozenset({"BadRequestError", "InvalidArgument", "UnprocessableEntityError"})
+"""Classes of errors by which providers refuse a request that is not valid."""
 _MOST_LINES = 40
 """Maximum number of lines of a difference that are kept."""
 
@@ -54,7 +59,7 @@ class RecordedRun:
     trajectory: Trajectory
     """Run that has ended, without its calls."""
     task: TaskRef
-    """Its task, with the options of the graph."""
+    """Task of the run, with the options of the graph."""
     graph: str
     """Name of the graph that repeats it."""
     context: Mapping[str, Any]
@@ -62,13 +67,13 @@ class RecordedRun:
     seed: int
     """Base of the seeds of its calls."""
     runner: EpisodeRunner
-    """Runner that need not have loaded its policy."""
+    """Runner that need not have loaded its policy, with another store than that of the gate."""
     live: Callable[[], EpisodeRunner]
     """Function that returns the runner that may ask."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """First request or tool call of a repetition that the recorded run did not make."""
 
     role: str
@@ -84,27 +89,32 @@ class Repeat:
     """Repetition of a run, as far as it has come."""
 
     run: RecordedRun
+    """Recorded run that is repeated."""
     sample: int
     """Index of the sample of the new agent."""
     trajectory: Trajectory | None
     """Ended repetition (None: it waits where a request was refused)."""
-    difference: Difference | None
+    difference: FirstDifference | None
     """First difference (None: all requests and tool calls are those of the recorded run)."""
+    other_requests: bool
+    """True if a request to a model is not that of the recorded run."""
     unused: tuple[Call, ...]
-    """Recorded answers that were left when the offline part ended."""
+    """Recorded answers that are left."""
     answered: int = 0
     """Number of answers of earlier starts that were used in the offline part."""
+    begun: int = 0
+    """Number of further samples that earlier starts have begun."""
     refused: str = ""
     """Reason why the repetition cannot be continued (empty if it can)."""
 
     @property
     def unchanged(self) -> bool:
-        """True if the repetition has the recorded requests, tool calls and end."""
+        """True if the repetition has the recorded requests and end."""
         now = self.trajectory
         then = self.run.trajectory
         return (
             now is not None
-            and self.difference is None
+            and not self.other_requests
             and not self.unused
             and (now.status, now.answer) == (then.status, then.answer)
         )
@@ -122,26 +132,31 @@ class Repeats:
         meter: Meter,
     ) -> None:
         """`source`: store of the recorded runs. `meter`: budget of the requests."""
+        self.store = store
+        self.meter = meter
         self._source = source
-        self._store = store
         self._run_id = run_id
         self._tools: ToolRule = tools
-        self._meter = meter
+        self.policies = set[str]()
+        """Names of all models that were behind policy()."""
         self._before = dict[str, list[tuple[int, Trajectory]]]()
         for header in store.journal.headers("run_id = ?", (run_id,)):
             start, _, rest = header.thread_id.removeprefix(f"{run_id}/").partition("/")
             if start.isdecimal():
                 self._before.setdefault(rest, []).append((int(start), header))
+        samples = (name.partition("/") for name in self._before)
+        self._further = Counter(thread for sample, _, thread in samples if sample != "0")
         starts = (start for each in self._before.values() for start, _ in each)
         self._start = max(starts, default=0) + 1
 
     async def offline(self, run: RecordedRun, closed: Meter) -> Repeat:
         """Repeat a run until the first difference. `closed`: meter that accepts no request."""
-        return await self._repeat(run, 0, run.runner, closed, known=None)
+        found = await self._repeat(run, 0, run.runner, closed, known=None)
+        return replace(found, begun=self._further[run.trajectory.thread_id])
 
     async def live(self, run: RecordedRun, sample: int, known: Repeat) -> Repeat:
         """Repeat a run to its end, or until the budget is used up. `known`: its offline part."""
-        return await self._repeat(run, sample, run.live(), self._meter, known=known)
+        return await self._repeat(run, sample, run.live(), self.meter, known=known)
 
     async def _repeat(
         self,
@@ -152,7 +167,7 @@ class Repeats:
         known: Repeat | None,
     ) -> Repeat:
         episode = self._episode(run, sample)
-        journal = self._store.journal
+        journal = self.store.journal
         stuck = Stuck(asyncio.get_running_loop())
         records = await asyncio.to_thread(self._records, run, sample)
         recordings = list[GateRecording]()
@@ -160,7 +175,7 @@ class Repeats:
             GateRecording,
             records=records,
             own=journal.find_trajectory(episode.trajectory_id),
-            paths=paths_of(self._store, episode.thread_id, run.graph, run.task),
+            paths=paths_of(self.store, episode.thread_id, run.graph, run.task),
             tools=self._tools,
             offline=known is None,
             meter=meter,
@@ -170,24 +185,54 @@ class Repeats:
         ended = None
         refused = ""
         try:
-            ended = await run_until_refused(replace(runner, record=record), episode, stuck)
+            ended = await run_until_refused(
+                replace(runner, store=self.store, record=record), episode, stuck
+            )
         except _NoResult as error:
             refused = error.message
-        if known is not None:
-            return replace(known, sample=sample, trajectory=ended, refused=refused)
+        for each in recordings:
+            self.policies |= each.policies
+        if ended is not None and ended.status is RunStatus.FAILED:
+            self._refuse_outage(ended)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
         difference = None if active is None else _difference(self._source, active)
         unused = () if active is None else tuple(active.unused())
+        other = any(each.other_requests for each in recordings)
         answered = 0 if active is None else active.answered_earlier
-        return Repeat(run, sample, ended, difference, unused, answered, refused)
+        found = Repeat(
+            run, sample, ended, difference, other, unused, answered=answered, refused=refused
+        )
+        if known is None:
+            return found
+        # a further sample has its own start; the first one continues the offline part
+        return replace(
+            found,
+            difference=known.difference or difference,
+            other_requests=known.other_requests or other,
+        )
+
+    def _refuse_outage(self, ended: Trajectory) -> None:
+        """Raise `RunError` if a run failed since a model of the graph did not answer. This says
+        nothing about the agent, unless the model refused the request itself.
+        """
+        for call in ended.failed_calls:
+            place = call.identity
+            asked = self.meter.was_asked(call_id(place.thread_id, place.task_id, call.call_index))
+            kinds = call.error.kinds if call.error is not None else ()
+            refused = _REFUSALS & {kind.rpartition(":")[2] for kind in kinds}
+            if asked and not refused:
+                raise RunError(
+                    f"The model {call.model} gave no answer: {call.error}.",
+                    "What is recorded is kept. The same command asks again.",
+                )
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""
         before = sorted(self._before.get(_name(run, sample), ()), key=lambda each: -each[0])
         return [
             run_on_record(self._source, run.trajectory, run.graph, run.task),
-            *(run_on_record(self._store, each, run.graph, run.task) for _, each in before),
+            *(run_on_record(self.store, each, run.graph, run.task) for _, each in before),
         ]
 
     def _episode(self, run: RecordedRun, sample: int) -> Episode:
@@ -233,6 +278,18 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         self._offline = offline
         opened.append(self)
 
+    def may_load(self, *, can_wait: bool) -> bool:
+        if not self._offline:
+            return True
+        error = BudgetUsedUp("Nothing is asked offline.")
+        if self._closed:  # a node in a thread cannot be cancelled
+            raise error
+        if not can_wait:
+            self._refuse(error)
+        self._stuck.error = self._stuck.error or error
+        self._stuck.report()
+        return False
+
     def runs_tool(self, started: ToolCall) -> None:
         if self._tools_rule == "refuse":
             self._refuse(
@@ -248,7 +305,7 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         raise asyncio.CancelledError from error
 
 
-def _difference(store: RunStore, recording: RepeatingRecording) -> Difference | None:
+def _difference(store: RunStore, recording: RepeatingRecording) -> FirstDifference | None:
     asked = recording.unrecorded
     if asked is None:
         return None
@@ -256,9 +313,12 @@ def _difference(store: RunStore, recording: RepeatingRecording) -> Difference | 
     node = asked.identity.node
     if asked.tool_call is not None:
         words = f"{node} calls {asked.tool_call.name}, which has no recorded result"
-        return Difference(asked.identity.role, words, ())
+        return FirstDifference(asked.identity.role, words, ())
     lines = tuple(first_difference(store, recording))
-    what = "asks what is not recorded"
+    what = "sends a request for which there is none on record"
+    model = recording.unrecorded_model
     if isinstance(nearest, Call):
-        what = "sends another request" if lines else "asks another model, or with other options"
-    return Difference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])
+        what = "sends another request" if lines else "asks with other options"
+        if not lines and nearest.model not in (model, model.partition(":")[2].partition("?")[0]):
+            what = f"asks {model} in place of {nearest.model}"
+    return FirstDifference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])

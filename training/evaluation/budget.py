@@ -88,13 +88,17 @@ class Meter:
         prices: Prices,
         budget: RequestBudget | None,
         answered: Callable[[Sequence[str]], Iterable[Call]],
+        *,
+        own_models: bool = False,
     ) -> None:
         """Read the requests of earlier processes from `file`. `answered`: function that reads those
-        of the given calls that are on record.
+        of the given calls that are on record. `own_models`: True to hold models that the graph
+        holds itself to the budget. False to refuse them under one.
         """
         self._file = file
         self._prices = prices
         self._budget = budget
+        self._own_models = own_models
         self._lock = threading.Lock()
         self._open: dict[str, _Reserved] = {}
         self._lost: defaultdict[str, list[_Reserved]] = defaultdict(list)
@@ -234,11 +238,17 @@ class Meter:
         return math.inf if math.isnan(asked.cost) else asked.cost
 
     def _refuse_unknown(self, request: RequestSize, budget: RequestBudget) -> None:
-        if not request.by_policy:
+        if not request.by_policy and not self._own_models:
             raise ConfigError(
                 f"The graph asks {request.model}, a model of its own, which is not held to a"
                 " budget.",
                 "Leave out --budget, or let the graph take its model from policy().",
+            )
+        if request.retries:
+            raise ConfigError(
+                f"The most that a request to {request.model} can cost is not known: its client may"
+                " repeat a failed request by itself.",
+                "Make the graph's model with max_retries=0, or leave out --budget.",
             )
         if not request.text_only:
             raise ConfigError(
@@ -250,8 +260,8 @@ class Meter:
             raise ConfigError(
                 f"The most that a request to {request.model} can cost is not known: it has no limit"
                 " of completion tokens.",
-                "Set one: --max-tokens 1024. The limit of roles that are not swapped is that of the"
-                " recorded run.",
+                "Set one: --max-tokens 1024. Roles that are not swapped have the limit of the"
+                " recorded run, and a model that the graph holds itself its own, max_tokens=1024.",
             )
         priced = request.engine or self._prices.find(request.model) is not None
         if not budget.tokens and not priced:

@@ -33,7 +33,9 @@ class Stuck:
     """
 
     loop: asyncio.AbstractEventLoop
+    """Event loop of the run."""
     event: asyncio.Event = field(default_factory=asyncio.Event)
+    """Event that is set when the run cannot go on."""
     error: HrmError | None = None
     """Error by which the request was refused."""
 
@@ -66,6 +68,9 @@ class MeteredRecording(Recording):
             raise BudgetUsedUp("A request was refused.")
         try:
             accepted = self._meter.reserve(request)
+            if not accepted and not request.by_policy:
+                self._meter.close()
+                raise BudgetUsedUp("A request of a model that the graph holds cannot wait.")
             if not accepted and not request.can_wait:
                 raise ConfigError(
                     f"A request to {request.model} has to wait for others, but it blocks the event"

@@ -175,7 +175,8 @@ def _demo(folder: Path, output: Output, allow: list[str]) -> int:
 
 
 def _gate(folder: Path, output: Output, allow: list[str]) -> int:
-    from hrm_agent.cli.training.gate import GateConfig, gate_run
+    from hrm_agent.cli.runs.gate import gate_run
+    from hrm_agent.cli.runs.gate_runs import GateConfig
 
     del allow  # the types of the repeated runs are those of the gate
     values = read_config_file(folder / CONFIG_FILE, "gate")

@@ -138,6 +138,7 @@ class _ModelRequest:
                         engine=False,
                         by_policy=False,
                         can_wait=False,
+                        retries=getattr(model, "max_retries", 0) != 0,
                         text_only=is_text(messages),
                     )
                 )

@@ -135,7 +135,14 @@ class RepeatingRecording(Recording):
         self.unrecorded: UnrecordedRequest | None = None
         """First request or tool call that the run to repeat did not make (None if it made all)."""
         taken = {_moment(call) for call in own.calls} if own is not None else set[Any]()
-        pools = [_fresh(record, taken) for record in records]
+        self.other_requests = False
+        """True if a request to a model is not that of the run to repeat."""
+        self.unrecorded_model = ""
+        """Name of the model to which that request goes (empty: not known, or a tool call)."""
+        self.policies = set[str]()
+        """Names of the models that stood behind policy()."""
+        # a request that failed in an earlier repetition is asked again
+        pools = [_fresh(record, taken, failed=not number) for number, record in enumerate(records)]
         self.answers = RecordedAnswers(pools[0], [])
         self._earlier = RecordedAnswers([each for pool in pools[1:] for each in pool], [])
         self._tools = [_tools_by_agent(record) for record in records]
@@ -157,6 +164,8 @@ class RepeatingRecording(Recording):
         former_hash: str = "",
         model: AskedModel | None = None,
     ) -> Call | int:
+        if model is not None and model.sent is None:
+            self.policies.add(model.name)
         claimed = super().claim(
             identity, request_hash, messages, tools, former_hash=former_hash, model=model
         )
@@ -170,7 +179,10 @@ class RepeatingRecording(Recording):
         with self.answers.lock:
             found = self.answers.take_if(asked, same)
             if found is None:
-                self.unrecorded = self.unrecorded or asked
+                self.other_requests = True
+                if self.unrecorded is None:
+                    self.unrecorded = asked
+                    self.unrecorded_model = "" if model is None else model.name
                 found = self._earlier.take_if(asked, same)
         if found is None:
             return claimed
@@ -251,12 +263,16 @@ class RepeatingRecording(Recording):
         return adopted
 
 
-def _fresh(record: RunOnRecord, taken: set[tuple[float, str]]) -> list[tuple[TaskPath, Call]]:
+def _fresh(
+    record: RunOnRecord, taken: set[tuple[float, str]], *, failed: bool
+) -> list[tuple[TaskPath, Call]]:
     """Answers of a run with their places, the oldest first, without those of `taken`, to which they
-    are added. A repetition has copies of the answers that it took over.
+    are added. A repetition has copies of the answers that it took over. `failed`: include calls
+    that failed.
     """
     run = record.trajectory
-    calls = sorted((*run.calls, *run.failed_calls), key=lambda call: call.started_at)
+    answered = (*run.calls, *(run.failed_calls if failed else ()))
+    calls = sorted(answered, key=lambda call: call.started_at)
     fresh = [call for call in calls if _moment(call) not in taken]
     taken |= {_moment(call) for call in calls}
     return [(record.places.of(call.identity), call) for call in fresh]

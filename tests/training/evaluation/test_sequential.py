@@ -68,6 +68,11 @@ def test_a_change_without_effect_is_rarely_found_at_any_look() -> None:
     assert wrong <= 6
 
 
+def test_the_smallest_possible_mean_is_no_division_by_zero() -> None:
+    with np.errstate(invalid="raise"):
+        assert look([-1] * 8, 20).verdict == "worse"
+
+
 def test_unchanged_tasks_are_equal_whatever_their_number() -> None:
     assert look([0, 0], 2, unchanged=True) == Look(2, Estimate(0, 0, 0), "equal")
     for wrong in ([0], [0, 0.1]):

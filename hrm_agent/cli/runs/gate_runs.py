@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
 
 from hrm_agent.cli.runs.replay import recorded_sampling
 from hrm_agent.cli.runs.run import RunConfig, as_given, context_given, kept_options, known_config
 from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config_file
 from hrm_agent.environment import Environment
+from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.models.loading.policy_loader import load_without_retries
@@ -26,12 +28,12 @@ from hrm_agent.runtime.selection.choice import is_choice
 from hrm_agent.runtime.settings import RunnerOptions
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
-from hrm_agent.training.analysis.gate_repeats import RecordedRun
-from hrm_agent.training.config.commands import GrpoConfig
+from hrm_agent.training.analysis.gate_repeats import RecordedRun, ToolRule
+from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
 from hrm_agent.training.evaluation.samples import samples_of
 from hrm_agent.training.rollout.rollout import recorded_seed
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
-from hrm_agent.training.tasks.own_verifier import verifier_spec
+from hrm_agent.training.tasks.own_verifier import VERIFIER, verifier_spec
 from hrm_agent.trajectory import (
     TASK_INPUTS,
     RunStatus,
@@ -41,31 +43,58 @@ from hrm_agent.trajectory import (
     step_in_name,
 )
 
-__all__ = ["RunsToRepeat", "Wanted", "runs_to_repeat", "scorer_of"]
+__all__ = ["GateConfig", "RunsToRepeat", "runs_to_repeat", "scorer_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """New agent, and the runs to repeat with it."""
+class GateConfig(BaseModel):
+    """Options of the command."""
 
-    where: str
-    """Store or run folder."""
-    run: str
-    """Only the trajectories of this run (empty: all)."""
-    graph: str
-    """Graph of the new agent (empty: the recorded one)."""
-    policy: str
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    recorded: str = ""
+    """Store or run folder of the recorded runs."""
+    run: str = ""
+    """Run whose trajectories are repeated (empty: all of the store, or of the folder's run)."""
+    graph: str = ""
+    """Graph of the new agent (empty: the recorded one, with its current code)."""
+    policy: str = ""
     """Policy of the new agent (empty: the recorded one)."""
-    stand_in: bool
-    """True if the policy answers for models that the graph holds itself."""
-    sampling: Mapping[str, Any]
-    """Sampling parameters that were given."""
-    context: Mapping[str, Any]
+    weights: str = ""
+    """Sizes and times of the policy's files."""
+    stand_in: bool = False
+    """Let the policy answer for models that the graph holds itself."""
+    rewards: str = ""
+    """Rubric of both sides (empty: that of the recorded run, or the tasks' verifiers)."""
+    samples: int = 1
+    """Samples of the new agent for each run."""
+    tools: ToolRule = "recorded"
+    """Rule for tool calls."""
+    temperature: float | None = None
+    """Sampling temperature of the policy (None: that of the run)."""
+    max_tokens: int | None = None
+    """Maximum completion tokens of one of its replies (None: that of the run)."""
+    context: dict[str, Any] = {}
     """Options of the graph, over the recorded ones."""
-    configurable: Mapping[str, Any]
+    configurable: dict[str, Any] = {}
     """Values of config["configurable"], over the recorded ones."""
-    retries: bool
-    """True if a provider's client may repeat a failed request."""
+    allow: list[str] = []
+    """Types that states may hold."""
+    isolation: str = DEFAULT_ISOLATION
+    """Minimum isolation of model-written code."""
+    environment: str | None = None
+    """Environment of model-written code (None: this machine)."""
+    margin: float = 0.05
+    """Largest difference that is regarded as none."""
+    budget: str | None = None
+    """Limit of all requests, as text (None: no limit)."""
+    price: list[str] = []
+    """Prices, as texts."""
+    concurrency: int | None = None
+    """Maximum number of repetitions in progress at a time (None: 8, or 1 under a budget)."""
+    report: str = ""
+    """File of the report in Markdown (empty: none)."""
+    fail_on: Literal["worse", "undecided"] = "worse"
+    """Verdict from which on the exit code is 1."""
 
 
 @dataclass(slots=True)
@@ -88,27 +117,23 @@ class RunsToRepeat:
     """Rubric of the run folder (empty: none)."""
 
 
-def runs_to_repeat(
-    source: RunStore, wanted: Wanted, store: RunStore, environment: Environment
-) -> RunsToRepeat:
-    """Select the runs of `source`. `store`: store of their repetitions. Raises `RunError` if there
-    are none.
-    """
+def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment) -> RunsToRepeat:
+    """Select the runs of `source`. Raises `RunError` if there are none."""
     found = RunsToRepeat()
-    _read_folder(found, wanted.where)
-    headers = _headers(source, wanted, found.trained)
+    _read_folder(found, given.recorded)
+    headers = _headers(source, given, found.trained)
     graphs = dict.fromkeys(each.graph for each in headers)
-    if wanted.graph:
+    if given.graph:
         if len(graphs) > 1:
             raise ConfigError(
                 f"The runs are of several graphs, {', '.join(graphs)}: --graph would compare them"
                 " with one agent.",
                 "Name the runs of one of them: --run NAME.",
             )
-        load_graph(wanted.graph, wanted.configurable)
+        load_graph(given.graph, given.configurable)
     sampled = {each.thread for each in samples_of(headers)}
-    if wanted.policy:  # reports a wrong name before anything is repeated
-        _load(wanted.policy, wanted)
+    if given.policy:  # reports a wrong name before anything is repeated
+        _load(given.policy, given)
     runners = dict[str, EpisodeRunner]()
     for header in headers:
         if reason := _cannot(header, sampled):
@@ -117,16 +142,16 @@ def runs_to_repeat(
         whole = source.journal.with_calls(header, requests=False)
         values = known_config(source, whole)
         config = build_config(RunConfig, values, f"of thread {header.thread_id!r}")
-        graph = wanted.graph or header.graph
+        graph = given.graph or header.graph
         recorded = config.policy if found.trained is None else str(found.folder or "") + "/model"
-        policy = wanted.policy or recorded
+        policy = given.policy or recorded
         found.policies[recorded] = None
-        options = _options(found, source, whole, config, wanted)
+        options = _options(found, source, whole, config, given)
         key = f"{policy} {options}"
         if key not in runners:
-            runners[key] = EpisodeRunner(store, policy, policy, environment, **options)
+            runners[key] = EpisodeRunner(source, policy, policy, environment, **options)
         runner = runners[key]
-        configurable = {**config.configurable, **wanted.configurable}
+        configurable = {**config.configurable, **given.configurable}
         config = config.model_copy(update={"configurable": configurable})
         seed = recorded_seed(
             whole, found.trained.seed if found.trained else values.get("seed") or 0
@@ -136,17 +161,17 @@ def runs_to_repeat(
                 header,
                 as_given(header.task, config),
                 graph,
-                {**context_given(header.task, config), **wanted.context},
+                {**context_given(header.task, config), **given.context},
                 seed if seed is not None else derive_seed(0, "gate", header.thread_id),
                 runner,
-                partial(_live, runner, wanted),
+                partial(_live, runner, given),
             )
         )
     if not found.runs:
         why = "; ".join(f"{len(each)}: {reason}" for reason, each in found.left_out.items())
         raise RunError(
-            f"No run in {wanted.where} can be repeated{f' ({why})' if why else ''}.",
-            f"`hrm-agent history --store {wanted.where}` lists them.",
+            f"No run in {given.recorded} can be repeated{f' ({why})' if why else ''}.",
+            f"`hrm-agent history --store {given.recorded}` lists them.",
         )
     return found
 
@@ -161,6 +186,11 @@ def _read_folder(found: RunsToRepeat, where: str) -> None:
         command = str(tomllib.loads(file.read_text(encoding="utf-8")).get(COMMAND_KEY))
     except ValueError as error:
         raise RunError(f"{file} cannot be read: {error}.", "Name another run.") from error
+    if command == "gate":
+        raise ConfigError(
+            f"{where} is the folder of a gate, and has no recorded runs.",
+            "Name the store or the run folder that it repeats.",
+        )
     values = read_config_file(file, command)
     found.folder = path
     if command == "train rl":
@@ -172,12 +202,13 @@ def _read_folder(found: RunsToRepeat, where: str) -> None:
             )
         rubrics = dict.fromkeys(found.trained.rubrics)
         found.rewards = next(iter(rubrics), None) or "" if len(rubrics) == 1 else ""
-    else:
-        found.rewards = str(values.get("rewards") or "")
+    elif command in ("collect", "eval"):
+        made = build_config(CollectConfig, values, CONFIG_FILE, on_record=True)
+        found.rewards = made.rewards or ""
 
 
-def _headers(source: RunStore, wanted: Wanted, trained: GrpoConfig | None) -> list[Trajectory]:
-    run_id = wanted.run or own_run(wanted.where)
+def _headers(source: RunStore, given: GateConfig, trained: GrpoConfig | None) -> list[Trajectory]:
+    run_id = given.run or own_run(given.recorded)
     where: tuple[str, tuple[str, ...]] = (
         ("1 = 1", ()) if run_id is None else ("run_id = ?", (run_id,))
     )
@@ -186,11 +217,11 @@ def _headers(source: RunStore, wanted: Wanted, trained: GrpoConfig | None) -> li
         of_run = f" of run {run_id!r}" if run_id else ""
         raise RunError(
             f"There is no run{of_run} in {source.url}.",
-            f"`hrm-agent history --store {wanted.where}` lists all runs.",
+            f"`hrm-agent history --store {given.recorded}` lists all runs.",
         )
     if any(is_choice(each.graph) for each in headers):
         raise ConfigError(
-            f"{wanted.where} chose each answer among several runs (--mode).",
+            f"{given.recorded} chose each answer among several runs (--mode).",
             "Name a run of --mode single.",
         )
     steps = [step_in_name(each.thread_id, each.run_id) for each in headers]
@@ -225,7 +256,7 @@ def _cannot(header: Trajectory, sampled: set[str]) -> str:
 
 
 def _options(
-    found: RunsToRepeat, source: RunStore, whole: Trajectory, config: RunConfig, wanted: Wanted
+    found: RunsToRepeat, source: RunStore, whole: Trajectory, config: RunConfig, given: GateConfig
 ) -> RunnerOptions:
     """Options of the runner of a run."""
     options = (config if found.trained is None else found.trained).runner_options()
@@ -234,30 +265,36 @@ def _options(
     kept = kept_options(source, whole.thread_id) is not None
     if not kept and found.folder is None and whole.task.family != RECORDED:
         sampling = recorded_sampling(whole)
-    given = {**sampling.model_dump(exclude_unset=True), **wanted.sampling}
-    options["sampling"] = type(sampling).model_validate(given)
-    if wanted.stand_in:
+    parameters = {**sampling.model_dump(exclude_unset=True), **_sampling(given)}
+    options["sampling"] = type(sampling).model_validate(parameters)
+    if given.stand_in:
         options["stand_in"] = True
     return options
 
 
-def _live(runner: EpisodeRunner, wanted: Wanted) -> EpisodeRunner:
+def _sampling(given: GateConfig) -> dict[str, Any]:
+    """Sampling parameters that were given."""
+    named = {"temperature": given.temperature, "max_tokens": given.max_tokens}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _live(runner: EpisodeRunner, given: GateConfig) -> EpisodeRunner:
     """Runner that may ask. A policy that the graphs may never ask is loaded at its first call, so
     that it needs neither weights nor a key.
     """
     asked = parse_model(runner.policy)
     local = asked.local or asked.scheme in ("scripted", "vllm")
-    return runner if local else replace(runner, backend=_load(runner.policy, wanted))
+    return runner if local else replace(runner, backend=_load(runner.policy, given))
 
 
-def _load(policy: str, wanted: Wanted) -> Backend:
-    return load_policy(policy) if wanted.retries else load_without_retries(policy)
+def _load(policy: str, given: GateConfig) -> Backend:
+    return load_policy(policy) if given.budget is None else load_without_retries(policy)
 
 
 def scorer_of(runs: RunsToRepeat, source: RunStore, rewards: str) -> str:
     """Import path of the rubric that scores both sides. Raises `ConfigError` without one."""
     spec = rewards or runs.rewards
-    if spec:
+    if spec and spec != VERIFIER:
         return spec
     tasks = [each.trajectory.task for each in runs.runs]
     folder = runs.folder or source.folder

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Generator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_graph_options
@@ -20,7 +20,7 @@ from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.own_types import add_own_types
 from hrm_agent.cli.common.run_folder import existing_store
-from hrm_agent.cli.training.gate_report import (
+from hrm_agent.cli.runs.gate_report import (
     expected_data,
     expected_lines,
     expected_money,
@@ -30,27 +30,34 @@ from hrm_agent.cli.training.gate_report import (
     report_data,
     save_for_viewer,
 )
-from hrm_agent.cli.training.gate_runs import RunsToRepeat, Wanted, runs_to_repeat, scorer_of
-from hrm_agent.config import compare_on_resume, save_config, secret_in
+from hrm_agent.cli.runs.gate_runs import GateConfig, RunsToRepeat, runs_to_repeat, scorer_of
+from hrm_agent.config import (
+    CONFIG_FILE,
+    compare_on_resume,
+    read_config_file,
+    save_config,
+    secret_in,
+)
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
-from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.errors import ConfigError, HrmError, RunError
 from hrm_agent.import_by_name import types_by_name
 from hrm_agent.models.loading.policy_loader import stamp_of_weights
 from hrm_agent.models.model_string import is_folder, parse_model
 from hrm_agent.rewards import load_rubric, opened_scorer
-from hrm_agent.store import open_store
+from hrm_agent.store import RunStore, open_store
 from hrm_agent.training.analysis.gate import (
     Expected,
-    GateResult,
+    GateScores,
     compare_runs,
     expected_cost,
     repeated_offline,
 )
-from hrm_agent.training.analysis.gate_repeats import Repeat, Repeats, ToolRule
-from hrm_agent.training.evaluation.budget import Meter, read_budget
-from hrm_agent.training.evaluation.prices import read_prices
+from hrm_agent.training.analysis.gate_repeats import Repeat, Repeats
+from hrm_agent.training.evaluation.budget import Meter, RequestBudget, read_budget
+from hrm_agent.training.evaluation.prices import Prices, read_prices
 from hrm_agent.training.rollout.rollout import run_id_of
+from hrm_agent.training.select.roc import outcome_of
 from hrm_agent.training.tasks.own_verifier import RUN_VARIABLE
 
 __all__ = ["GateConfig", "gate_run", "run"]
@@ -62,57 +69,6 @@ FREE = frozenset(
 _CONCURRENCY = 8
 _SEED = 0
 """Seed of the order of the tasks."""
-
-
-class GateConfig(BaseModel):
-    """Options of the command."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    recorded: str = ""
-    """Store or run folder of the recorded runs."""
-    run: str = ""
-    """Only the trajectories of this run (empty: all of the store, or of the folder's run)."""
-    graph: str = ""
-    """Graph of the new agent (empty: the recorded one, with its current code)."""
-    policy: str = ""
-    """Policy of the new agent (empty: the recorded one)."""
-    weights: str = ""
-    """Sizes and times of the policy's files."""
-    stand_in: bool = False
-    """Let the policy answer for models that the graph holds itself."""
-    rewards: str = ""
-    """Rubric of both sides (empty: that of the recorded run, or the tasks' verifiers)."""
-    samples: int = 1
-    """Samples of the new agent for each run."""
-    tools: ToolRule = "recorded"
-    """Rule for tool calls."""
-    temperature: float | None = None
-    """Sampling temperature of the policy (None: that of the run)."""
-    max_tokens: int | None = None
-    """Maximum completion tokens of one of its replies (None: that of the run)."""
-    context: dict[str, Any] = {}
-    """Options of the graph, over the recorded ones."""
-    configurable: dict[str, Any] = {}
-    """Values of config["configurable"], over the recorded ones."""
-    allow: list[str] = []
-    """Types that states may hold."""
-    isolation: str = DEFAULT_ISOLATION
-    """Minimum isolation of model-written code."""
-    environment: str | None = None
-    """Environment of model-written code (None: this machine)."""
-    margin: float = 0.05
-    """Largest difference that is regarded as none."""
-    budget: str | None = None
-    """Limit of all requests, as text (None: no limit)."""
-    price: list[str] = []
-    """Prices, as texts."""
-    concurrency: int | None = None
-    """Maximum number of repetitions in progress at a time (None: 8, or 1 under a budget)."""
-    report: str = ""
-    """File of the report in Markdown (empty: none)."""
-    fail_on: Literal["worse", "undecided"] = "worse"
-    """Verdict from which on the exit code is 1."""
 
 
 def run(words: list[str]) -> int:
@@ -249,8 +205,17 @@ def _default_folder(config: GateConfig) -> Path:
 
 
 def _dry_run(config: GateConfig, output: Output) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_gate(config, Path(folder), output, ask=False))
+    async def go() -> int:
+        async with AsyncExitStack() as stack:
+            gate = await _prepared(config, stack)
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            _, _, expected, cost = await _replayed(gate, Path(folder), stack)
+        output.result(expected_data(gate.found, expected, cost))
+        for line in (*left_out_lines(gate.found), *expected_lines(gate.found, expected, cost)):
+            output.say(line)
+        return 0
+
+    return asyncio.run(go())
 
 
 def gate_run(config: GateConfig, out: Path, output: Output) -> int:
@@ -260,91 +225,178 @@ def gate_run(config: GateConfig, out: Path, output: Output) -> int:
             f"The weights of {config.policy} have changed since {out} was begun.",
             "Begin anew in another folder: `hrm-agent gate --out`.",
         )
-    with existing_store(config.recorded, types_by_name(config.allow)):
-        pass  # reports a missing store before a folder is made
-    with alone_in(out):
-        compare_on_resume(config, "gate", out, free=FREE)
-        save_config(config, "gate", out)
-        with resumed_by(f"hrm-agent resume {out}"):
-            return asyncio.run(_gate(config, out, output, ask=True))
+    _refuse_folder(config, out)
+    with resumed_by(f"hrm-agent resume {out}"):
+        data = asyncio.run(_decide(config, out))
+    output.result(data)
+    print_report(output, data)
+    save_for_viewer(config, data, out)
+    if config.report:
+        Path(config.report).write_text(markdown(data), encoding="utf-8")
+    failing = ("worse",) if config.fail_on == "worse" else ("worse", "undecided")
+    return 1 if data["verdict"] in failing else 0
 
 
-async def _gate(config: GateConfig, out: Path, output: Output, *, ask: bool) -> int:
-    """Repeat the runs in folder `out`. `ask`: False to report only what would be asked."""
+def _refuse_folder(config: GateConfig, out: Path) -> None:
+    """Raise `ConfigError` for a folder or a report that cannot be written."""
+    store = out / "store.db"
+    if store.exists() and not (out / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"{out} has a store that is not of a gate.", "Name another folder: --out."
+        )
+    if config.recorded in (str(out.resolve()), str(store.resolve())):
+        raise ConfigError(f"{out} has the recorded runs.", "Name another folder: --out.")
+    if (out / CONFIG_FILE).is_file():
+        read_config_file(out / CONFIG_FILE, "gate")  # reports the folder of another command
+    report = Path(config.report)
+    if config.report and (report.is_dir() or not report.parent.is_dir()):
+        raise ConfigError(
+            f"The report cannot be written to {report}: it is a folder, or its folder is missing.",
+            "Name a file: --report gate.md.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    config: GateConfig
+    source: RunStore
+    found: RunsToRepeat
+    spec: str
+    """Import path of the rubric."""
+    prices: Prices
+    budget: RequestBudget | None
+
+
+async def _prepared(config: GateConfig, stack: AsyncExitStack) -> _Prepared:
+    """Check everything that can be checked before a folder is made."""
     prices = read_prices(config.price)
     budget = None if config.budget is None else read_budget(config.budget)
-    concurrency = config.concurrency or (_CONCURRENCY if budget is None else 1)
     allowed = types_by_name(config.allow)
-    async with AsyncExitStack() as stack:
-        source = stack.enter_context(existing_store(config.recorded, allowed))
+    source = stack.enter_context(existing_store(config.recorded, allowed))
+    environment = await stack.enter_async_context(
+        opened_environment(config.environment, isolation=parse_isolation(config.isolation))
+    )
+    found = runs_to_repeat(source, config, environment)
+    spec = scorer_of(found, source, config.rewards)
+    _refuse_comparing(spec)
+    return _Prepared(config, source, found, spec, prices, budget)
+
+
+async def _replayed(
+    gate: _Prepared, out: Path, stack: AsyncExitStack, store: RunStore | None = None
+) -> tuple[Repeats, list[Repeat], Expected, float]:
+    """Repeat all runs offline in folder `out`."""
+    if store is None:
+        allowed = types_by_name(gate.config.allow)
         store = stack.enter_context(open_store(out / "store.db", allow=allowed))
-        environment = await stack.enter_async_context(
-            opened_environment(config.environment, isolation=parse_isolation(config.isolation))
+    answered = store.journal.calls_among
+    file = out / "asked.jsonl"
+    meter = Meter(file, gate.prices, gate.budget, answered, own_models=True)
+    closed = Meter(file, gate.prices, None, answered)
+    closed.close()
+    repeats = Repeats(gate.source, store, run_id_of(out), gate.config.tools, meter)
+    runs = gate.found.runs
+    with progress("replay", len(runs)) as advance:
+        offline = await repeated_offline(
+            repeats, runs, closed, concurrency=_CONCURRENCY, on_done=lambda: advance("")
         )
-        found = runs_to_repeat(source, _wanted(config, budget is None), store, environment)
-        spec = scorer_of(found, source, config.rewards)
-        refuse_comparing(spec)
-        meter = Meter(out / "asked.jsonl", prices, budget, store.journal.calls_among)
-        before = meter.requests
-        closed = Meter(out / "asked.jsonl", prices, None, store.journal.calls_among)
-        closed.close()
-        repeats = Repeats(source, store, run_id_of(out), config.tools, meter)
-        with progress("replay", len(found.runs)) as advance:
-            offline = await repeated_offline(
-                repeats,
-                found.runs,
-                closed,
-                concurrency=_CONCURRENCY,
-                on_done=lambda: advance(""),
+    if all(each.trajectory is not None for each in offline):
+        _refuse_without_effect(gate.config.policy, repeats.policies)
+    expected = expected_cost(offline, gate.config.samples)
+    cost = expected_money(expected, gate.prices, gate.config.policy)
+    return repeats, offline, expected, cost
+
+
+async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
+    async with AsyncExitStack() as stack:
+        gate = await _prepared(config, stack)
+        with _removed_on_error(out):
+            stack.enter_context(alone_in(out))
+            compare_on_resume(config, "gate", out, free=FREE)
+            save_config(config, "gate", out)
+            allowed = types_by_name(config.allow)
+            store = stack.enter_context(open_store(out / "store.db", allow=allowed))
+            folder = gate.found.folder
+            scorer = await stack.enter_async_context(
+                opened_scorer(
+                    gate.spec,
+                    environment={RUN_VARIABLE: str(folder.resolve())} if folder else {},
+                )
             )
-        if config.policy and config.policy not in found.policies:
-            _refuse_without_effect(config.policy, offline)
-        expected = expected_cost(offline, config.samples)
-        cost = expected_money(expected, prices, config.policy)
-        if not ask:
-            output.result(expected_data(found, expected, cost))
-            for line in (*left_out_lines(found), *expected_lines(found, expected, cost)):
-                output.say(line)
-            return 0
-        for line in (*left_out_lines(found), *expected_lines(found, expected, cost)):
+            scores = GateScores(scorer, gate.source, store)
+            old = await _recorded_scores(gate, scores)
+        for line in left_out_lines(gate.found):
             remark(line)
-        variables = {RUN_VARIABLE: str(found.folder.resolve())} if found.folder else {}
-        scorer = await stack.enter_async_context(opened_scorer(spec, environment=variables))
-        with progress("gate", len(found.runs)) as advance:
+        repeats, offline, expected, cost = await _replayed(gate, out, stack, store)
+        before = repeats.meter.requests
+        for line in expected_lines(gate.found, expected, cost):
+            remark(line)
+        with progress("gate", len(offline)) as advance:
             result = await compare_runs(
                 repeats,
                 offline,
-                source,
-                store,
-                scorer,
-                meter,
+                old,
+                scores,
                 samples=config.samples,
                 margin=config.margin,
                 seed=_SEED,
-                concurrency=concurrency,
+                concurrency=config.concurrency or (_CONCURRENCY if gate.budget is None else 1),
                 on_done=lambda: advance(""),
             )
-    return _report(config, out, output, found, result, expected, cost, meter, before)
+        _refuse_without_effect(config.policy, repeats.policies)
+    return report_data(config, out, gate.found, result, expected, cost, repeats.meter, before)
 
 
-def _wanted(config: GateConfig, retries: bool) -> Wanted:
-    given = {"temperature": config.temperature, "max_tokens": config.max_tokens}
-    return Wanted(
-        where=config.recorded,
-        run=config.run,
-        graph=config.graph,
-        policy=config.policy,
-        stand_in=config.stand_in,
-        sampling={name: value for name, value in given.items() if value is not None},
-        context=config.context,
-        configurable=config.configurable,
-        retries=retries,
-    )
+async def _recorded_scores(gate: _Prepared, scores: GateScores) -> dict[str, float]:
+    """Scores of the recorded runs, by trajectory id. Runs that cannot be judged are moved to those
+    that are left out.
+    """
+    runs = gate.found.runs
+    with progress("score", len(runs)) as advance:
+        found = await scores.of(
+            gate.source, [each.trajectory for each in runs], lambda: advance("")
+        )
+    gate.found.runs = []
+    reasons = list[str]()
+    judged = dict[str, float]()
+    changed = 0
+    for run, score in zip(runs, found, strict=True):
+        if isinstance(score, str):
+            reasons.append(score)
+            gate.found.left_out[f"cannot be judged: {score}"].append(run.trajectory.thread_id)
+            continue
+        gate.found.runs.append(run)
+        judged[run.trajectory.id] = score
+        changed += bool(run.trajectory.rewards) and outcome_of(run.trajectory) != score
+    if not judged:
+        raise RunError(
+            f"None of {len(runs)} recorded runs can be judged: {reasons[0]}.",
+            "Name a rubric that can score them: --rewards.",
+        )
+    if changed:
+        remark(
+            f"{changed} of {len(runs)} recorded runs had another score. Both sides have those of"
+            f" {gate.spec} as it is now."
+        )
+    return judged
 
 
-def _refuse_without_effect(policy: str, offline: Sequence[Repeat]) -> None:
-    """Raise `ConfigError` if no run would ask another policy."""
-    if all(each.trajectory is not None for each in offline):
+@contextmanager
+def _removed_on_error(folder: Path) -> Generator[None]:
+    """Remove a folder that was made inside the block, if an error ends it."""
+    there = folder.exists()
+    try:
+        yield
+    except HrmError:
+        if not there:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _refuse_without_effect(policy: str, asked: Collection[str]) -> None:
+    """Raise `ConfigError` if no run asks the new policy. `asked`: models behind policy()."""
+    loaded = policy.partition(":")[2].partition("?")[0]
+    if policy and not {policy, loaded} & {*asked}:
         raise ConfigError(
             f"No run asks {policy}: the graph asks models of its own.",
             "Let the graph take its model from policy(), or let the policy answer for them:"
@@ -352,7 +404,7 @@ def _refuse_without_effect(policy: str, offline: Sequence[Repeat]) -> None:
         )
 
 
-def refuse_comparing(spec: str) -> None:
+def _refuse_comparing(spec: str) -> None:
     """Raise `ConfigError` for a rubric that compares the rollouts of a group."""
     rubric, _ = load_rubric(spec)
     if "group" in rubric.wants:
@@ -360,25 +412,3 @@ def refuse_comparing(spec: str) -> None:
             f"{spec} compares the rollouts of a group, and a repeated run has none.",
             "Name another rubric: --rewards.",
         )
-
-
-def _report(
-    config: GateConfig,
-    out: Path,
-    output: Output,
-    found: RunsToRepeat,
-    result: GateResult,
-    expected: Expected,
-    cost: float,
-    meter: Meter,
-    before: int,
-) -> int:
-    data = report_data(config, out, found, result, expected, cost, meter, before)
-    output.result(data)
-    if config.report:
-        file = Path(config.report)
-        file.write_text(markdown(data), encoding="utf-8")
-    save_for_viewer(config, data, out)
-    print_report(output, data)
-    failing = ("worse",) if config.fail_on == "worse" else ("worse", "undecided")
-    return 1 if result.verdict in failing else 0

@@ -6,17 +6,17 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hrm_agent.basics.unicode import for_terminal
 from hrm_agent.cli.common.output import Output, remark
-from hrm_agent.training.analysis.gate import ComparedRun, Expected, GateResult, failed_runs
+from hrm_agent.cli.runs.gate_runs import GateConfig, RunsToRepeat
+from hrm_agent.training.analysis.gate import Expected, GatedRun, GateResult, failed_runs
 from hrm_agent.training.analysis.saved import save_analysis
 from hrm_agent.training.evaluation.budget import Meter
 from hrm_agent.training.evaluation.prices import Prices
-
-if TYPE_CHECKING:
-    from hrm_agent.cli.training.gate import GateConfig
-    from hrm_agent.cli.training.gate_runs import RunsToRepeat
+from hrm_agent.training.rollout.eligibility import error_of
+from hrm_agent.trajectory import RunStatus
 
 __all__ = [
     "expected_data",
@@ -31,6 +31,8 @@ __all__ = [
 
 _NAMED = 10
 """Maximum number of runs that a sentence names. The JSON has all."""
+_CHARACTERS = 60
+"""Maximum number of characters of a prompt in a table."""
 _LISTED = 20
 """Maximum number of runs in a table."""
 
@@ -68,7 +70,7 @@ def expected_data(found: RunsToRepeat, expected: Expected, cost: float) -> dict[
 def left_out_lines(found: RunsToRepeat) -> Iterator[str]:
     """Lines about the runs that cannot be repeated."""
     for reason, threads in found.left_out.items():
-        yield f"Left out: {_count(len(threads), 'run')} that {reason} ({_names(threads)})."
+        yield f"Left out, since it {reason}: {_count(len(threads), 'run')} ({_names(threads)})."
 
 
 def expected_lines(found: RunsToRepeat, expected: Expected, cost: float) -> Iterator[str]:
@@ -133,7 +135,6 @@ def report_data(
             for reason, runs in result.left_out.items()
         },
         "left_out": dict(found.left_out),
-        "rescored": result.rescored,
         "expected": expected_data(found, expected, cost),
         "asked": {
             "requests": meter.requests,
@@ -149,13 +150,14 @@ def report_data(
     }
 
 
-def _run_data(each: ComparedRun) -> dict[str, Any]:
+def _run_data(each: GatedRun) -> dict[str, Any]:
     difference = each.repeats[0].difference
     new = each.repeats[0].trajectory
     return {
         "run": each.run.trajectory.id,
         "thread": each.run.trajectory.thread_id,
         "task": each.run.trajectory.task.id,
+        "prompt": each.run.trajectory.task.prompt,
         "old": each.old,
         "new": each.new,
         "old_answer": each.run.trajectory.answer,
@@ -167,11 +169,19 @@ def _run_data(each: ComparedRun) -> dict[str, Any]:
     }
 
 
-def _cause(each: ComparedRun) -> str:
-    difference = each.repeats[0].difference
-    if difference is not None:
-        return difference.words
-    return "other use of the recorded answers"
+def _cause(each: GatedRun) -> str:
+    """First difference of a run, in words."""
+    first = each.repeats[0]
+    if first.difference is not None:
+        return first.difference.words
+    now = first.trajectory
+    if now is None or now.status is each.run.trajectory.status:
+        return "makes another answer from the recorded ones"
+    if now.status is RunStatus.FAILED:
+        return f"fails: {error_of(now)}"
+    reason = "" if now.stop_reason is None else f" ({now.stop_reason.value})"
+    made = len(now.own_calls)
+    return f"ends after {made} of {_count(made + len(first.unused), 'request')}{reason}"
 
 
 def _sentence(result: GateResult) -> str:
@@ -205,7 +215,13 @@ def print_report(output: Output, data: Mapping[str, Any]) -> None:
     shown = [*data["worse"], *data["better"]][:_LISTED]
     if shown:
         rows = [
-            (each["thread"], each["task"], each["old"], each["new"], each["difference"])
+            (
+                each["thread"],
+                _short(each["prompt"]),
+                each["old"],
+                each["new"],
+                each["difference"],
+            )
             for each in shown
         ]
         output.table(("run", "task", "old", "new", "first difference"), rows)
@@ -217,18 +233,14 @@ def _notes(data: Mapping[str, Any]) -> Iterator[str]:
     for reason, threads in data["not_comparable"].items():
         yield f"Not comparable: {_count(len(threads), 'run')} ({_names(threads)}): {reason}."
     for error, count in data["failed"].items():
-        yield f"{_count(count, 'run')} of the new agent failed, and counts as 0: {error}."
-    if data["rescored"]:
-        yield (
-            f"{_count(data['rescored'], 'recorded run')} has another score by the scorer as it is"
-            " now. Both sides have its scores."
-        )
+        yield f"Failed, so that the score is 0: {_count(count, 'run')} of the new agent: {error}."
     if data["stopped_early"]:
         yield f"Stopped when the verdict was clear: {data['tasks']} of {data['planned_tasks']} tasks."
     if data["budget_used_up"]:
         yield (
-            f"The budget of {data['budget']} is used up after {data['tasks']} of"
-            f" {data['planned_tasks']} tasks. With a larger --budget the same command continues."
+            f"The budget of {data['budget']} does not suffice for the next request, after"
+            f" {data['tasks']} of {data['planned_tasks']} tasks. With a larger --budget the same"
+            " command continues."
         )
     yield _asked_line(data)
 
@@ -277,7 +289,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         lines.append("")
         lines += _diff_lines(data["worse"])
     lines += [f"* {_plain(line)}" for line in _notes(data)]
-    return "\n".join([*lines, ""])
+    return for_terminal("\n".join([*lines, ""]))
 
 
 def _diff_lines(worse: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -327,6 +339,11 @@ def _points(share: float) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _CHARACTERS else f"{line[:_CHARACTERS]}..."
 
 
 def _names(names: Sequence[str]) -> str:

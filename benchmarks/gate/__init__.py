@@ -1,0 +1,1 @@
+"""Benchmark of `gate`: its verdicts, and the requests that they take."""

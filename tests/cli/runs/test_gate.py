@@ -1,0 +1,284 @@
+"""`hrm-agent gate`: what is asked, the verdict, the budget, and what earlier starts have asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hrm_agent.cli.main import main
+from hrm_agent.store import open_store
+from tests.cli.conftest import Command
+from tests.support.serving.providers import ProviderServer
+
+GRAPH = """
+from pathlib import Path
+
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
+
+from hrm_agent.models import policy
+
+LOG = "tools.log"
+OWN = "small"
+
+
+def prompt(name, text):
+    "The prompt of a node, which a file may change."
+    file = Path(f"{name}.txt")
+    return f"{file.read_text() if file.exists() else name}: {text}"
+
+
+@tool
+def lookup(number: int) -> str:
+    "Look a number up."
+    with open(LOG, "a") as file:
+        file.write(f"{number}\\n")
+    return f"found {number}"
+
+
+async def draft(state: MessagesState):
+    return {"messages": [await policy().ainvoke([HumanMessage(prompt("draft", state["messages"][0].text))])]}
+
+
+async def search(state: MessagesState):
+    call = {"name": "lookup", "args": {"number": 7}, "id": "a", "type": "tool_call"}
+    return {"messages": [HumanMessage((await lookup.ainvoke(call)).text)]}
+
+
+async def ask(state: MessagesState):
+    model = ChatOpenAI(model=OWN, max_tokens=20, max_retries=0)
+    return {"messages": [await model.ainvoke([HumanMessage(prompt("ask", state["messages"][0].text))])]}
+
+
+async def finish(state: MessagesState):
+    said = state["messages"][1].text
+    return {"messages": [await policy().ainvoke([HumanMessage(prompt("finish", said))])]}
+
+
+builder = StateGraph(MessagesState).add_node("draft", draft).add_node("search", search)
+builder.add_node("ask", ask).add_node("finish", finish).add_edge(START, "draft")
+builder.add_edge("draft", "search").add_edge("search", "ask").add_edge("ask", "finish")
+graph = builder.compile()
+"""
+LANGCHAIN = """
+from langchain_openai import ChatOpenAI
+
+
+def init_chat_model(name, **options):
+    return ChatOpenAI(model=name.partition(":")[2], **options)
+"""
+"""Part of the package langchain, which the tests do without, that opens a provider's model."""
+TASKS = 12
+A_CALL = 8
+"""Tokens that the server reports for a call."""
+CALLS = 3
+
+
+def answer(body: dict[str, Any]) -> str:
+    """Answer of the server. A draft is right. `badly` makes a wrong end of it."""
+    text = str(body["messages"][-1]["content"])
+    return "41" if "badly" in text else "42"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProviderServer, Path]]:
+    """Server, and a folder with a graph and its run."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with ProviderServer(text=answer) as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", "k")
+        patch.setenv("OPENAI_BASE_URL", f"{running.url}/v1")
+        patch.chdir(folder)
+        Path("langchain").mkdir()
+        Path("langchain/__init__.py").touch()
+        Path("langchain/chat_models.py").write_text(LANGCHAIN)
+        patch.syspath_prepend(folder)
+        Path("own.py").write_text(GRAPH)
+        rows = [{"question": f"Task {number}", "answer": "42"} for number in range(TASKS)]
+        Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = ["--tasks", "tasks.jsonl", "--rewards", "answer:last_number", "--out", "base"]
+        words += ["--policy", "openai:weak", "--max-tokens", "50", "--graph", "./own.py:graph"]
+        assert main(["eval", *words]) == 0
+        assert len(running.asked) == CALLS * TASKS
+        yield running, folder
+
+
+@pytest.fixture
+def server(recorded: tuple[ProviderServer, Path], hrm: Command) -> ProviderServer:
+    """Server that was asked nothing, and a copy of the run in the folder `base`."""
+    running, folder = recorded
+    shutil.copytree(folder, Path.cwd(), dirs_exist_ok=True)
+    Path("tools.log").unlink()
+    running.asked.clear()
+    running.text = answer
+    return running
+
+
+def change(old: str, new: str, name: str = "new.py") -> None:
+    """Write a changed agent."""
+    assert old in GRAPH
+    Path(name).write_text(GRAPH.replace(old, new))
+
+
+def gate(hrm: Command, *words: str, code: int = 0) -> dict[str, Any]:
+    found = hrm("gate", "base", *words, "--json")
+    assert found.code == code, found.err
+    return found.json
+
+
+def asked(server: ProviderServer) -> Counter[str]:
+    """Number of requests by the first word of their text."""
+    texts = (str(each["messages"][-1]["content"]) for each in server.asked)
+    return Counter(text.partition(":")[0].split()[0] for text in texts)
+
+
+def test_an_unchanged_agent_asks_nothing_and_loads_no_policy(
+    server: ProviderServer, hrm: Command
+) -> None:
+    Path("langchain/chat_models.py").write_text("raise ImportError")
+    found = gate(hrm, "--fail-on", "undecided")
+    assert found["verdict"] == "equal" and found["unchanged_runs"] == TASKS
+    assert "all 12 runs repeat as recorded, and nothing was asked" in found["sentence"]
+    assert not server.asked and not Path("tools.log").exists()
+
+
+def test_only_what_follows_a_change_is_asked(server: ProviderServer, hrm: Command) -> None:
+    Path("finish.txt").write_text("finish badly")
+    expected = gate(hrm, "--dry-run", "--price", "weak=1,2")
+    assert expected["requests"] == expected["differing_runs"] == TASKS and not server.asked
+    assert expected["differences"] == [
+        {"role": "finish", "words": "finish sends another request", "runs": TASKS}
+    ]
+    assert expected["cost"] == pytest.approx(TASKS * (5 + 3 * 2) / 1e6)
+    found = gate(hrm, "--report", "report.md", code=1)
+    count = found["asked"]["requests"]
+    assert found["verdict"] == "worse" and found["stopped_early"] and count < TASKS
+    assert asked(server) == {"finish": count} and not Path("tools.log").exists()
+    assert len(found["worse"]) == found["runs"] == count
+    assert "+finish badly: 42" in found["worse"][0]["diff"]
+    report = Path("report.md").read_text()
+    assert "Agent gate: worse" in report and "+finish badly: 42" in report
+    (saved,) = Path("base/analyses").glob("gate-*.json")
+    assert json.loads(saved.read_text())["result"]["verdict"] == "worse"
+    # started again
+    again = gate(hrm, code=1)
+    assert len(server.asked) == count
+    assert [each["diff"] for each in again["worse"]] == [each["diff"] for each in found["worse"]]
+    # changed once more: the answers of the earlier version are those of other requests
+    Path("finish.txt").write_text("finish well")
+    found = gate(hrm, "--margin", "0.3")
+    assert found["verdict"] == "equal" and found["new"] == 1 and len(server.asked) > count
+
+
+def test_a_budget_is_kept_and_nothing_is_asked_twice(server: ProviderServer, hrm: Command) -> None:
+    Path("draft.txt").write_text("draft anew")
+    new = ("--out", "gate", "--samples", "2")
+    failed = hrm("gate", "base", *new, "--budget", "10tokens")
+    assert failed.code == 2 and "does not suffice for one task" in failed.err
+    assert not server.asked
+    limit = 250
+    first = gate(hrm, *new, "--budget", f"{limit}tokens")
+    assert first["budget_used_up"] and first["verdict"] == "undecided"
+    assert 0 < len(server.asked) * A_CALL <= limit
+    assert hrm("resume", "gate", "--json").code == 0
+    found = gate(hrm, *new)
+    requests = [json.dumps([each["model"], each["messages"]]) for each in server.asked]
+    assert found["asked"]["requests"] == len(requests)
+    # the draft is asked for each sample; what follows it is on record
+    assert asked(server) == {"draft": 2 * TASKS}
+    assert set(Counter(requests).values()) == {2}
+
+
+def test_another_model_of_the_graph_is_asked(server: ProviderServer, hrm: Command) -> None:
+    change('OWN = "small"', 'OWN = "large"')
+    found = gate(hrm, "--graph", "./new.py:graph", "--budget", "100000tokens")
+    assert {each["model"] for each in server.asked} == {"large"}
+    assert asked(server) == {"ask": found["asked"]["requests"]}
+    change("max_tokens=20", "max_tokens=20, temperature=0.5", "warm.py")
+    words = gate(hrm, "--graph", "./warm.py:graph", "--dry-run")["differences"]
+    assert words == [{"role": "ask", "words": "ask asks with other options", "runs": TASKS}]
+    change("max_tokens=20", "base_url='http://127.0.0.1:9/v1', max_tokens=21", "away.py")
+    told = hrm("gate", "base", "--graph", "./away.py:graph")
+    assert told.code == 2 and "small gave no answer" in told.err
+
+
+def test_the_rule_for_tools(server: ProviderServer, hrm: Command) -> None:
+    change('{"number": 7}', '{"number": 8}')
+    told = hrm("gate", "base", "--graph", "./new.py:graph", "--tools", "refuse")
+    assert told.code == 2 and "lookup has no recorded result" in told.err
+    assert not Path("tools.log").exists()
+    found = gate(hrm, "--graph", "./new.py:graph")
+    # the graph does not read the result
+    assert found["verdict"] == "equal" and not server.asked
+    assert Path("tools.log").read_text().split() == ["8"] * TASKS
+    found = gate(hrm, "--tools", "run")
+    assert found["verdict"] == "equal" and not server.asked
+    assert Path("tools.log").read_text().split().count("7") == TASKS
+
+
+def test_an_agent_that_fails_is_worse(server: ProviderServer, hrm: Command) -> None:
+    change("said = state", "raise ValueError('broken'); said = state")
+    found = gate(hrm, "--graph", "./new.py:graph", code=1)
+    assert found["new"] == 0 and found["failed"] == {"ValueError: broken": found["runs"]}
+    assert "finish" not in asked(server)
+
+
+BAD = [
+    (("--policy", "openai:weak", "--stand-in", "--budget", "0"), "is not an amount"),
+    (("--out", "base"), "base has the recorded runs"),
+    (("--rewards", "./own.py:nothing"), "nothing"),
+    (("--graph", "./own.py:nothing"), "nothing"),
+    (("--samples", "0"), "below 1"),
+    (("--report", "none/r.md"), "cannot be written"),
+    (("--run", "none"), "no run of run"),
+    (("--rewards", "answer:last_number", "--margin", "2"), "--margin"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[said for _, said in BAD])
+def test_a_mistake_leaves_nothing_behind(
+    server: ProviderServer, hrm: Command, words: tuple[str, ...], said: str
+) -> None:
+    before = sorted(Path.cwd().rglob("*"))
+    told = hrm("gate", "base", *words)
+    assert told.code == 2 and said in told.err and "Traceback" not in told.err
+    assert not server.asked
+    left = {path for path in Path.cwd().rglob("*") if "__pycache__" not in str(path)} - {*before}
+    assert left == set()
+
+
+@pytest.mark.slow
+def test_a_killed_gate_asks_nothing_twice(server: ProviderServer, hrm: Command) -> None:
+    def slow(body: dict[str, Any]) -> str:
+        time.sleep(0.05)
+        return answer(body)
+
+    server.text = slow
+    Path("draft.txt").write_text("draft anew")
+    words = ["gate", "base", "--out", "gate", "--concurrency", "1"]
+    command = [sys.executable, "-m", "hrm_agent.cli.main", *words]
+    running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+    while len(server.asked) < 4:
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    found = gate(hrm, *words[2:])
+    requests = Counter(json.dumps(each["messages"]) for each in server.asked)
+    assert len(requests) == found["runs"]
+    # the request that was under way at the kill is asked again
+    assert sum(requests.values()) <= len(requests) + 1
+    with open_store("gate/store.db", read_only=True) as store:
+        assert len(store.journal.headers()) > found["runs"]
