@@ -293,7 +293,11 @@ def look_at_prompts(site: Site, page: Page, browsing: Browsing, folder: Path, ru
     then |= {"minibatch": [0.125, 0.75], "validation": 0.5}
     held_out = {"tasks": 8, "before": {"value": 0.25}, "after": {"value": 0.625}}
     held_out["difference"] = {"value": 0.375, "low": 0.125, "high": 0.5}
-    result = {"graph": HOSTILE, "best": 1, "candidates": [first, then, 7, {"parent": "constructor"}]}
+    result = {
+        "graph": HOSTILE,
+        "best": 1,
+        "candidates": [first, then, 7, {"parent": "constructor"}],
+    }
     result |= {"held_out": held_out, "rollouts": 1200, "proposals": [{"refused": "x"}, 3]}
     save_analysis(folder, "optimize", {}, title="prompts", command="", result=result)
     save_analysis(folder, "optimize", {"an": "other"}, title="no prompts", command="", result={})

@@ -96,6 +96,20 @@ def test_texts_are_found_and_used(server: FakeProvider, hrm: Command) -> None:
     ran = hrm("run", "Task 1: a parcel of 2 kg to zone Harbour. The price?", *words, "--json")
     assert ran.lines[-1]["answer"] == "10"
     assert hrm("replay", "--check", "runs").code == 0
+    # the gate asks from the first changed text on
+    taken = ("--policy", "openai:agent", "--tasks", "tasks.jsonl", "--rewards", "answer:text")
+    assert hrm("eval", *taken, "--graph", GRAPH, "--count", "10", "--out", "old").code == 0
+    server.asked.clear()
+    gated = hrm("gate", "old", "--prompts", "found/prompts.toml", "--json")
+    assert gated.code == 0, gated.err
+    assert gated.json["verdict"] == "better"
+    texts = tuple(found["texts"].values())
+    assert server.asked
+    assert all(body["messages"][0]["content"] in texts for body in server.asked)
+    misspelt = Path("found/prompts.toml").read_text().replace("clerk =", "clark =", 1)
+    Path("misspelt.toml").write_text(misspelt)
+    wrong = hrm("gate", "old", "--prompts", "misspelt.toml")
+    assert wrong.code == 2 and "Did you mean 'clerk'" in wrong.err
     # the record says which texts a run of the search had
     other = next(each for each in headers if "/learn-" in each.thread_id and each.task.metadata)
     assert hrm("replay", "--store", "found", other.id).code == 0
