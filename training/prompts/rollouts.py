@@ -104,6 +104,7 @@ class PromptRuns:
     """Part of the budget for the evaluation at the end, in the budget's unit."""
     _used: set[str] = field(default_factory=set[str])
     """Threads of this search. A search that is repeated uses the same ones."""
+    _counted: set[str] = field(default_factory=set[str])
     _reflections: int = 0
 
     @property
@@ -179,7 +180,7 @@ class PromptRuns:
                         last = await attempt(again)
             if first is None or last is None:
                 return ()
-            self.on_done()
+            self._count(episode)
             return (last,) if last is first else (first, last)
 
         ended = await asyncio.gather(*map(run, episodes))
@@ -238,6 +239,12 @@ class PromptRuns:
                 raise OutOfBudget
         self._used |= {each.thread_id for each in new}
 
+    def _count(self, episode: Episode) -> None:
+        """Report an episode that has ended, once."""
+        if episode.thread_id not in self._counted:
+            self._counted.add(episode.thread_id)
+            self.on_done()
+
     async def _ended(self, runner: EpisodeRunner, episode: Episode) -> Trajectory | None:
         """Run, resume or read back an episode (None if the budget does not suffice). A run that
         could not go on stays on record as it is, and is resumed with a larger budget.
@@ -277,5 +284,5 @@ class PromptRuns:
         answered = await self._ended(self.reflecting, episode)
         if answered is None:
             raise OutOfBudget
-        self.on_done()
+        self._count(episode)
         return answered.answer or "", answered.id
