@@ -37,6 +37,7 @@ QUICK = {
     "environment": "--quick --clients 8",
     "environment.load": "--quick",
     "environment.queue": "--quick",
+    "failures": "--quick",
     "film": "--quick",
     "gate": "--quick",
     "gpu_training": "--quick --device cpu --dtype float32",

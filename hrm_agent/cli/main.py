@@ -50,8 +50,8 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "demo": "train a tiny policy end to end, and compare before and after",
         "collect": "run tasks through a graph and keep the trajectories",
         "train": "train a policy: `train rl` by reinforcement, `train sft` on conversations",
-        "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare two runs",
-        "analyze": "what a run says: entropy of its tokens, tool errors, lengths, selection",
+        "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare runs",
+        "analyze": "what a run says: entropy, tool errors, lengths, selection, or why its runs failed",
         "roles": "say which role of a graph deserves a better policy, by swaps of single roles",
         "optimize": "improve the prompts of a graph, by reflection on its recorded runs",
         "why": "find the step of a training, and its rollouts, that taught a text",
@@ -68,6 +68,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "lint": "check that stored trajectories can be trained on",
         "export": "write trajectories to a file: our own formats, chat, TRL, verifiers",
         "import": "read trajectories of a file into a store",
+        "dataset": "named, versioned sets of examples made from runs: add, list, show, diff",
         "store": "maintain a store: stats, verify, prune, delete, vacuum, copy, migrate",
     },
     "documents": {

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError, StoreError, nearest, to_install
+from hrm_agent.training.datasets import dataset_names
 from hrm_agent.viewer.json_text import NotThere, json_text
 from hrm_agent.viewer.places import NoPlaceError, Places
 from hrm_agent.viewer.projections import ENDPOINTS, PLACE, Endpoint
@@ -145,6 +146,7 @@ class Viewer:
             "fork": self._forks is not None,
             "static": False,
             "environment": self._environment is not None,
+            "datasets": bool(dataset_names(self._places.datasets)),
             "places": places,
         }
 
@@ -166,7 +168,8 @@ class Viewer:
         self, name: str, endpoint: Endpoint, query: Mapping[str, str], values: Mapping[str, Any]
     ) -> dict[str, Any]:
         if endpoint.everywhere:
-            return endpoint.function(self._places.all(), **values)
+            folder = {"folder": self._places.datasets} if endpoint.of_datasets else {}
+            return endpoint.function(self._places.all(), **folder, **values)
         if not query.get(PLACE):
             raise ConfigError(
                 f"The query value {PLACE!r} is missing.",

@@ -13,15 +13,19 @@ from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 from html import escape
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 from urllib.parse import quote
 
 from hrm_agent import __version__
 from hrm_agent.errors import ConfigError, HrmError
+from hrm_agent.training.datasets import dataset_names
 from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.projections.bare_threads import count_bare_threads
 from hrm_agent.viewer.projections.blobs import whole_text
+from hrm_agent.viewer.projections.datasets import dataset, datasets_of
+from hrm_agent.viewer.projections.evaluations import evaluations, evaluations_key
 from hrm_agent.viewer.projections.groups import groups, step
 from hrm_agent.viewer.projections.run.analyses import analyses, analysis
 from hrm_agent.viewer.projections.run.compare import compare
@@ -51,6 +55,10 @@ _MOST_ITEMS, _MOST_MOMENTS, _MOST_STATES = 1_000, 500, 60
 _MOST_TOKENS, _MOST_TEXT = 20_000, 200_000
 """Maximum tokens of one call, and maximum characters of a text that is copied in full."""
 _MOST_GROUPS = 500
+_MOST_COMPARED = 6
+"""Maximum number of evaluations that are compared with each other."""
+_MOST_EXAMPLES = 500
+"""Maximum number of examples of a data set."""
 
 Values = Mapping[str, Any]
 
@@ -71,12 +79,14 @@ def export(
     limit: int | None = None,
     only: Collection[str] = (),
     start: str = "",
+    datasets_folder: Path | None = None,
 ) -> dict[str, int]:
     """Write a copy of the page. Returns the numbers of things that were left out, by kind.
 
     `runs`: runs to copy (empty: all). `limit`: maximum number of trajectories in all. `only`: ids
     of the trajectories to copy (empty: all). `start`: address within the page at which the copy
-    opens. Raises `ConfigError` for a missing run.
+    opens. `datasets_folder`: folder of data sets that are listed (None: no list). Raises
+    `ConfigError` for a missing run.
     """
     copy = _Copy(file, frozenset(only))
     found = list(_runs_of(places, copy, runs))
@@ -88,7 +98,19 @@ def export(
     for number, (place, run) in enumerate(found):
         with place.moment():
             left -= copy.run(place, run, -(-left // (len(found) - number)))
-    copy.everywhere(places, [run for _, run in found])
+    listed = sorted(
+        (run for _, run in found),
+        key=lambda run: run["updated_at"] or run["started_at"] or 0.0,
+        reverse=True,
+    )
+    with_datasets = (
+        not only and datasets_folder is not None and bool(dataset_names(datasets_folder))
+    )
+    if not only:
+        copy.compared(places, listed)
+    if with_datasets and datasets_folder is not None:
+        copy.datasets(places, datasets_folder, listed)
+    copy.everywhere(places, listed, datasets=with_datasets)
     file.write(after)
     return copy.left_out
 
@@ -301,12 +323,42 @@ class _Copy:
                 f'<script type="application/json" data-key="{escape(key)}">{told}</script>\n'
             )
 
-    def everywhere(self, places: Sequence[Place], runs: Sequence[dict[str, Any]]) -> None:
-        """Add the answers that every page needs: the list of runs, and facts about the copy."""
-        ordered = sorted(
-            runs, key=lambda run: run["updated_at"] or run["started_at"] or 0.0, reverse=True
-        )
-        still = [{**run, "live": False} for run in ordered]
+    def compared(self, places: Sequence[Place], runs: Sequence[dict[str, Any]]) -> None:
+        """Write comparisons of the evaluations: of all of them, and of each two."""
+        evaluated = [(run["place"], run["run"]) for run in runs if run["kind"] == "eval"]
+        self.leave_out("evaluations in comparisons", len(evaluated) - _MOST_COMPARED)
+        named = evaluated[:_MOST_COMPARED]
+        chosen = [*permutations(named, 2), *([tuple(named)] if len(named) > 2 else [])]
+        for several in chosen:
+            key = evaluations_key(several)
+            try:
+                answer = evaluations(places, key)
+            except HrmError:  # no common problem, or too many trajectories
+                continue
+            self._store(data_key("evaluations", {"runs": key}), answer)
+
+    def datasets(
+        self, places: Sequence[Place], folder: Path, runs: Sequence[dict[str, Any]]
+    ) -> None:
+        """Write the list of data sets, and the examples of the newest version of each."""
+        found = datasets_of(places, folder, runs)
+        self._store(data_key("datasets", {}), found)
+        seen = set[str]()
+        for each in found["datasets"]:
+            if each["name"] not in seen:
+                seen.add(each["name"])
+                named = {"name": each["name"], "version": each["version"]}
+                shown = dataset(places, folder, **named, after=0, limit=_MOST_EXAMPLES)
+                self.leave_out("examples", each["examples"] - len(shown["rows"]))
+                self._store(data_key("dataset", named), {**shown, "next": None})
+
+    def everywhere(
+        self, places: Sequence[Place], runs: Sequence[dict[str, Any]], *, datasets: bool
+    ) -> None:
+        """Add the answers that every page needs: the list of runs, and facts about the copy.
+        `datasets`: True if the copy has a list of data sets.
+        """
+        still = [{**run, "live": False} for run in runs]
         listed = [
             {"id": place.id, "where": place.where, "problem": place.problem} for place in places
         ]
@@ -315,6 +367,7 @@ class _Copy:
             "fork": False,
             "static": True,
             "environment": False,
+            "datasets": datasets,
             "places": listed,
         }
         self._store(

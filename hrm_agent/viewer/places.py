@@ -22,6 +22,7 @@ from hrm_agent.store.database.read_only import ReadOnlyDatabase
 from hrm_agent.store.database.sqlite_read_only import change_mark_of, is_run_store
 from hrm_agent.store.run_store import file_of, shown_url
 from hrm_agent.training.analysis.saved import ANALYSES
+from hrm_agent.training.datasets import FOLDER
 from hrm_agent.viewer.json_text import NotThere
 from hrm_agent.viewer.run_files import config_of
 
@@ -187,9 +188,12 @@ class Place:
 class Places:
     """All places that are shown. Thread-safe."""
 
-    def __init__(self, named: Sequence[str]) -> None:
-        """`named`: run folders, folders of run folders, store files, URLs."""
+    def __init__(self, named: Sequence[str], datasets: Path = Path(FOLDER)) -> None:
+        """`named`: run folders, folders of run folders, store files, URLs. `datasets`: folder of
+        data sets.
+        """
         self._named = list(named)
+        self.datasets = datasets
         self._known: dict[str, Place] = {}
         """Places by address."""
         self._ids: dict[str, str] = {}

@@ -148,7 +148,7 @@ def test_version(hrm: Command) -> None:
         (["show", "x", "--store", "nowhere"], "There is no store at nowhere."),
         (["history", "--limit", "many"], "invalid int value: 'many'"),
         (["train", "rll"], "There is no training 'rll'. Did you mean 'rl'?"),
-        (["eval", "a", "b"], "Two records are compared by `hrm-agent eval --compare A B`."),
+        (["eval", "a", "b"], "Records are compared by `hrm-agent eval --compare A B C`."),
         (["run", "What", "is", "6?"], "A task of several words goes in quotes."),
         (["record", "python", "x.py"], "`hrm-agent record -- python theirs.py`"),
         (["show", "x", "--store", "nowhere.db"], "Stores beside it: mine.db, folder."),

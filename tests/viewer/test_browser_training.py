@@ -234,6 +234,7 @@ def test_hostile_names_and_numbers_of_metrics_break_no_chart(
     browsing.check(page, "hostile step 390")
     look_at_an_analysis(site, page, browsing, folder)
     look_at_a_film(site, page, browsing, folder)
+    look_at_failures(site, page, browsing, folder)
     look_at_a_reward_difference(site, page, browsing, folder)
     assert page.evaluate("window.broken_in") is None
 
@@ -451,6 +452,44 @@ def look_at_a_reward_difference(site: Site, page: Page, browsing: Browsing, fold
     site.go(page, "analyses", place=site.place, run=run)
     page.get_by_role("link", name="none").click()
     expect(page.get_by_text("No warning.")).to_be_visible()
+
+
+def look_at_failures(site: Site, page: Page, browsing: Browsing, folder: Path) -> None:
+    """Look at the saved result of `analyze --failures`, and at an empty one."""
+    run = (folder / "run_id").read_text()
+    with open_store(folder, read_only=True) as store:
+        id_ = store.journal.headers()[0].id
+    share = {"value": 0.25, "low": 0.1, "high": None}
+    of_class = {"name": HOSTILE, "rule": HOSTILE, "apart": True, "runs": 3, "share": share}
+    failed = {"trajectory": id_, "thread": HOSTILE, "outcome": "loop", "secondary": [HOSTILE, 1]}
+    changed = {"name": "loop", "before": 0.5, "after": "x", "difference": {"value": -0.5}}
+    result = {
+        "runs": 9,
+        "judged": 8,
+        "failed": 3,
+        "apart": 1,
+        "classes": [of_class, {"name": "loop", "runs": "x", "details": {HOSTILE: 2}}, 7],
+        "failures": [{**failed, "evidence": {"excerpt": HOSTILE}}, {"evidence": 3}, None],
+        "change": {
+            "against": HOSTILE,
+            "paired": 4,
+            "changes": [changed, 3],
+            "moved": [{"before": "right", "after": "loop", "runs": 2, "tasks": [HOSTILE, 5]}],
+        },
+    }
+    save_analysis(folder, "failures", {}, title="why failed", command=HOSTILE, result=result)
+    save_analysis(folder, "failures", {"an": "other"}, title="no failure", command="", result={})
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="why failed").click()
+    runs = page.get_by_role("table", name="Failed runs")
+    expect(runs.get_by_role("row").filter(has_text="loop")).to_have_count(1)
+    expect(page.get_by_role("table", name="Change by class")).to_contain_text("−0.5")
+    expect(page.get_by_role("table", name="Runs that moved")).to_contain_text("right")
+    browsing.check(page, "hostile failures 390")
+    expect(runs.get_by_role("link").first).to_have_attribute("href", re.compile(id_))
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="no failure").click()
+    expect(page.get_by_text("No run failed.")).to_be_visible()
 
 
 def test_a_hidden_page_gives_its_stream_back_and_reads_all_anew_when_it_is_seen(

@@ -252,7 +252,10 @@ def parts_of(runs: RecordedRuns, left_out: dict[str, int]) -> list[Part]:
     """Parts of a record, in order, training steps first. `left_out`: reason -> number of rollouts
     left out, to which this adds.
     """
-    ended = [header for header in runs.headers(left_out) if header.status is not RunStatus.RUNNING]
+    headers = runs.headers(left_out)
+    ended = [header for header in headers if header.status is not RunStatus.RUNNING]
+    if len(ended) < len(headers):
+        left_out["not ended"] = len(headers) - len(ended)
     threads = {header.thread_id for header in ended}
     counted = [header for header in ended if f"{header.thread_id}{SECOND_ATTEMPT}" not in threads]
     if again := len(ended) - len(counted):
@@ -333,14 +336,18 @@ def facts_of(trajectory: Trajectory, part: Part, overlay: Overlay | None) -> Rol
 
 
 def readable(
-    runs: RecordedRuns, headers: Iterable[Trajectory], left_out: dict[str, int]
+    runs: RecordedRuns,
+    headers: Iterable[Trajectory],
+    left_out: dict[str, int],
+    *,
+    requests: bool = False,
 ) -> Iterator[Trajectory]:
-    """Yield the trajectories with their calls. Damaged trajectories are left out, and counted in
-    `left_out`.
+    """Yield the trajectories with their calls, and with the requests of these if asked for. Damaged
+    trajectories are left out, and counted in `left_out`.
     """
     for header in headers:
         try:
-            yield runs.whole(header.id, requests=False)
+            yield runs.whole(header.id, requests=requests)
         except StoreError:
             reason = "cannot be read: `hrm-agent store verify` lists why"
             left_out[reason] = left_out.get(reason, 0) + 1

@@ -26,6 +26,8 @@ __all__ = [
     "compare",
     "comparison_lines",
     "comparison_rows",
+    "ended_by_problem",
+    "share_right",
     "with_width",
 ]
 
@@ -100,7 +102,9 @@ def compare(
     """Compare two evaluations, whose `names` are shown. Raises `RunError` if no problem has an
     ended trajectory in both.
     """
-    ours, theirs = (_ended(samples, name) for samples, name in zip((a, b), names, strict=True))
+    ours, theirs = (
+        ended_by_problem(samples, name) for samples, name in zip((a, b), names, strict=True)
+    )
     both = sorted(ours.keys() & theirs.keys())
     if not both:
         same = {p.id for p in ours} & {p.id for p in theirs}
@@ -109,7 +113,7 @@ def compare(
             f"{names[0]} and {names[1]} have no problem in common{why}.",
             "Evaluate both on the same --tasks, --split, --count and --seed.",
         )
-    shares = [(_share(ours[problem]), _share(theirs[problem])) for problem in both]
+    shares = [(share_right(ours[problem]), share_right(theirs[problem])) for problem in both]
     differences = [of_b - of_a for of_a, of_b in shares]
     means = [[_means(side[problem]) for problem in both] for side in (ours, theirs)]
     of_a, of_b = bootstrapped(
@@ -139,7 +143,8 @@ def compare(
     )
 
 
-def _ended(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
+def ended_by_problem(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
+    """Ended samples by problem. `name`: name of the run. Raises `RunError` if there are none."""
     found: defaultdict[Problem, list[Sample]] = defaultdict(list)
     for sample in samples:
         if sample.status is not RunStatus.RUNNING:
@@ -163,7 +168,8 @@ def with_width(difference: Estimate, problems: int) -> Estimate:
     )
 
 
-def _share(group: Sequence[Sample]) -> Fraction:
+def share_right(group: Sequence[Sample]) -> Fraction:
+    """Share of right samples of one problem."""
     return Fraction(sum(s.correct for s in group), len(group))
 
 

@@ -28,7 +28,7 @@ from hrm_agent.basics.intervals import (
     bootstrapped_share,
     wilson_interval,
 )
-from hrm_agent.training.evaluation.prices import Prices
+from hrm_agent.training.evaluation.prices import Prices, cost_of
 from hrm_agent.training.evaluation.samples import Effort, Problem, Sample, samples_of
 from hrm_agent.training.evaluation.statistics import (
     AnswerTally,
@@ -193,15 +193,7 @@ def evaluate_samples(
         model=_mean([s.effort.model_seconds for s in ended]),
         tool=_mean([s.effort.tool_seconds for s in ended]),
     )
-    cost = None
-    if prices is not None:
-        models = {model for model, _ in effort.tokens}
-        known = {model: price for model in models if (price := prices.find(model)) is not None}
-        if len(known) == len(models):
-            cost = math.fsum(
-                p.of(effort.tokens[m, "read"], effort.tokens[m, "sampled"])
-                for m, p in known.items()
-            )
+    cost = None if prices is None else cost_of(effort.tokens, prices)
     return Evaluation(
         problems=len(by_problem),
         trajectories=len(ended),

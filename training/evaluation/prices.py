@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hrm_agent.errors import ConfigError
 from hrm_agent.trajectory import Call, CallUsage
 
-__all__ = ["Price", "Prices", "read_prices", "reported_cost", "usage"]
+__all__ = ["Price", "Prices", "cost_of", "read_prices", "reported_cost", "usage"]
 
 _MILLION = 1_000_000
 
@@ -59,6 +59,19 @@ def read_prices(texts: Iterable[str]) -> Prices:
             )
         prices[model] = Price(float(match[1]), float(match[2]))
     return Prices(prices)
+
+
+def cost_of(tokens: Mapping[tuple[str, str], int], prices: Prices) -> float | None:
+    """Cost of tokens by (model, kind), where kind is `read` or `sampled` (None if a model has no
+    price).
+    """
+    cost = 0.0
+    for model in {model for model, _ in tokens}:
+        price = prices.find(model)
+        if price is None:
+            return None
+        cost += price.of(tokens.get((model, "read"), 0), tokens.get((model, "sampled"), 0))
+    return cost
 
 
 def usage(call: Call) -> tuple[int, int]:

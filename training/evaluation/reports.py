@@ -19,6 +19,12 @@ from hrm_agent.basics.plotting import bars, curve, finish, new_figure, save_figu
 from hrm_agent.training.evaluation.compare import Comparison, comparison_lines, comparison_rows
 from hrm_agent.training.evaluation.evaluate import Evaluation, summary
 from hrm_agent.training.evaluation.roles import ROLE_COUNTS
+from hrm_agent.training.evaluation.side_by_side import (
+    SideBySide,
+    differing_rows,
+    side_by_side_lines,
+    side_by_side_rows,
+)
 from hrm_agent.training.evaluation.statistics import shown_ks
 from hrm_agent.training.evaluation.tables import Row, interval_text, plain_text
 
@@ -28,9 +34,11 @@ __all__ = [
     "comparison_rows",
     "markdown",
     "role_rows",
+    "side_by_side_markdown",
     "summary",
     "write_comparison",
     "write_results",
+    "write_side_by_side",
 ]
 
 _FAILURES = ("failed", "truncated", "undecodable", "asked_again", "tool_errors")
@@ -102,6 +110,12 @@ def write_comparison(found: Comparison, folder: Path) -> list[Path]:
     return [written, _write(folder / "comparison.md", comparison_markdown(found))]
 
 
+def write_side_by_side(found: SideBySide, folder: Path) -> list[Path]:
+    """Write `comparison.json` and `comparison.md` into `folder`."""
+    written = _write_json(folder / "comparison.json", asdict(found))
+    return [written, _write(folder / "comparison.md", side_by_side_markdown(found))]
+
+
 def _write_json(path: Path, record: Any) -> Path:
     return _write(
         path, json.dumps(json.loads(json_line(record)), ensure_ascii=False, indent=2) + "\n"
@@ -159,6 +173,14 @@ def comparison_markdown(found: Comparison) -> str:
         ("", f"A: {found.a.name}", f"B: {found.b.name}", "B less A"), comparison_rows(found)
     )
     return "\n\n".join(["# Comparison", table, *comparison_lines(found)]) + "\n"
+
+
+def side_by_side_markdown(found: SideBySide) -> str:
+    """Evaluations side by side as a Markdown page."""
+    parts = ["# Comparison", _table(*side_by_side_rows(found)), *side_by_side_lines(found)]
+    if found.differing:
+        parts += ["## Problems that differ", _table(*differing_rows(found))]
+    return "\n\n".join(parts) + "\n"
 
 
 def _table(columns: Row, rows: Iterable[Row]) -> str:

@@ -19,7 +19,7 @@ from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT
 from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.trajectory import RunStatus, Trajectory, content_hash
 
-__all__ = ["Effort", "Problem", "Sample", "samples_of"]
+__all__ = ["Effort", "Problem", "Sample", "problem_of", "samples_of"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -120,6 +120,11 @@ class Sample:
         return self.status is RunStatus.COMPLETED and not self.rewards
 
 
+def problem_of(trajectory: Trajectory) -> Problem:
+    """Problem that a trajectory answers."""
+    return Problem(trajectory.task.id, content_hash(trajectory.task.prompt))
+
+
 def samples_of(trajectories: Iterable[Trajectory]) -> list[Sample]:
     """Samples of `trajectories`, each with the effort of its candidates.
 
@@ -165,7 +170,7 @@ def _sample(trajectory: Trajectory) -> Sample:
         reported_cost=_known_sum(reported_cost(call) for call in calls),
     )
     return Sample(
-        problem=Problem(trajectory.task.id, content_hash(trajectory.task.prompt)),
+        problem=problem_of(trajectory),
         family=trajectory.task.family,
         thread=trajectory.thread_id,
         group=trajectory.group_id,

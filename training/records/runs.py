@@ -20,7 +20,6 @@ from hrm_agent.models.loading.policy_loader import load_codec
 from hrm_agent.store import STORE_POINTER, RunStore, open_store
 from hrm_agent.store.run_store import file_of, own_run
 from hrm_agent.training.evaluation.rubrics import scorings_named
-from hrm_agent.training.update.batch import no_gradient
 from hrm_agent.trajectory import Call, LogprobKind, Scoring, Trajectory
 from hrm_agent.trajectory.decisions import made_by_blame
 
@@ -159,6 +158,9 @@ class TokenReader:
         """Return the trajectory in which calls that this policy cannot be trained on are marked as
         untrainable.
         """
+        # torch is not needed to read runs
+        from hrm_agent.training.update.batch import no_gradient
+
         lacks = {
             call.id: lack
             for call in trajectory.own_calls

@@ -13,6 +13,7 @@
 | `reasoning_gym:NAME?parameter=value` | a generator of reasoning-gym |
 | `verifiers:NAME?argument=value` | the data set of an environment of the library verifiers, with its rubric |
 | `store:RUN?rubric=NAME` | the prompts of the runs of a store (`hrm_agent.training.tasks.stored`) |
+| `dataset:NAME@VERSION` | the examples of a data set (`hrm_agent.training.tasks.dataset`) |
 | `mix:WEIGHT*SPEC,WEIGHT*SPEC` | a mixture of families |
 | `package.module:attribute?...`, `./file.py:attribute?...` | the tasks in a user's code |
 | `NAME?...` | the tasks that an installed package has registered as NAME |
@@ -31,6 +32,7 @@ from typing import Literal
 
 from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.tasks.base import Task, Verifier
+from hrm_agent.training.tasks.dataset import load_dataset
 from hrm_agent.training.tasks.items import DRAWN
 from hrm_agent.training.tasks.mixture import MixturePart, mixed, read_mixture
 from hrm_agent.training.tasks.own import load_own
@@ -90,6 +92,12 @@ FAMILIES: dict[str, Loader] = {
     **{family: partial(load_table, family) for family in TABLES},
     "arc_agi": load_arc_agi,
     "bfcl": load_bfcl,
+    "dataset": lambda spec, **options: load_dataset(
+        spec,
+        partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks)),
+        run_verifier_of,
+        **options,
+    ),
     "gpqa": load_gpqa,
     "gsm8k": load_gsm8k,
     "ifeval": load_ifeval,
@@ -178,7 +186,7 @@ def verifier_of(
     version.
     """
     name, _ = kind_of(task.family)
-    if name == "store" and (original := original_of(task)) is not task:
+    if name in ("dataset", "store") and (original := original_of(task)) is not task:
         return verifier_of(original, load=load)
     if name == "reasoning_gym":
         # scoring needs the entry, so the generator makes it again
@@ -199,6 +207,7 @@ def run_verifier_of(task: TaskRef) -> RunVerifier | None:
     """Verifier of whole runs of a recorded task (None if its family verifies the final text, or if
     it cannot be made from the record).
     """
+    task = original_of(task)
     return bfcl_run_verifier(task.metadata) if kind_of(task.family)[0] == "bfcl" else None
 
 

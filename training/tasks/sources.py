@@ -21,8 +21,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hrm_agent.basics.files import replacing
-from hrm_agent.errors import RunError
+from hrm_agent.errors import RunError, TaskError
 from hrm_agent.import_by_name import search_in
+from hrm_agent.training.tasks.dataset import version_of_spec, with_versions
 from hrm_agent.training.tasks.mixture import read_mixture
 from hrm_agent.training.tasks.packages import find_registered, origin_of
 from hrm_agent.training.tasks.published.bfcl import answers_file
@@ -39,6 +40,7 @@ __all__ = [
     "SOURCES_FILE",
     "TaskSources",
     "changed_sources",
+    "fixed_tasks",
     "keep_sources",
     "read_sources",
     "tasks_folder",
@@ -86,6 +88,14 @@ def read_sources(run: Path) -> TaskSources | None:
         raise RunError(
             f"{path} cannot be read: {lines[0]}.", "Delete it to take the tasks as they are now."
         ) from error
+
+
+def fixed_tasks(spec: str, run: Path) -> str:
+    """Spec of `--tasks` in which each data set has the version that the run began with, else the
+    newest one. Raises `TaskError` for a missing data set.
+    """
+    kept = read_sources(run)
+    return with_versions(spec, kept.specs if kept is not None else (), tasks_folder(run))
 
 
 def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
@@ -146,6 +156,10 @@ def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]
         yield rest.partition("?")[0], file_of(rest, split, folder)[0]
         if kind == "bfcl" and (answers := answers_file(rest, split, folder)).exists():
             yield f"the answers {answers.name}", answers
+    elif kind == "dataset":
+        with suppress(TaskError):  # the loader reports it
+            version = version_of_spec(rest, folder)
+            yield f"the data set {version.reference}", version.path
     elif kind == "hf":
         place, _ = file_of(rest, split, folder)
         paths = (path for path in sorted(place.rglob("*")) if path.is_file())

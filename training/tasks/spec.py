@@ -33,6 +33,7 @@ FAMILY_NAMES = (
     "arc_agi",
     "bfcl",
     "csv",
+    "dataset",
     "gpqa",
     "gsm8k",
     "hf",

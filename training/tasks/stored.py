@@ -26,7 +26,7 @@ from hrm_agent.store.run_store import own_run
 from hrm_agent.training.tasks.base import Task, Verifier
 from hrm_agent.trajectory import TaskRef, Trajectory, content_hash, derive_seed
 
-__all__ = ["load_stored", "original_of"]
+__all__ = ["load_stored", "original_of", "with_origin"]
 
 _ORIGIN = "stored"
 """Key in a task's metadata for the family and id of the original task."""
@@ -75,18 +75,20 @@ def load_stored(
             family=f"store:{spec}",
             prompt=refs[name].prompt,
             answer=refs[name].answer,
-            metadata={
-                **refs[name].metadata,
-                _ORIGIN: {"family": refs[name].family, "id": refs[name].id},
-            },
+            metadata=with_origin(refs[name]),
             verify=cast("Any", verifier_of(refs[name], run)),  # None: needs custom rewards
         )
         for name in names[:count]
     ]
 
 
+def with_origin(task: TaskRef) -> dict[str, Any]:
+    """Metadata of a task that is derived from a recorded task. `original_of` reverts it."""
+    return {**task.metadata, _ORIGIN: {"family": task.family, "id": task.id}}
+
+
 def original_of(task: TaskRef) -> TaskRef:
-    """Original of a task from a store (the task itself if it comes from no store)."""
+    """Original of a task from a store or a data set (the task itself if it comes from neither)."""
     origin: Any = task.metadata.get(_ORIGIN)
     try:
         family = str(origin["family"])

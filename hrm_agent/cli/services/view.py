@@ -19,6 +19,7 @@ from hrm_agent.cli.common.pages import writing_page
 from hrm_agent.cli.common.serving_options import check_port, read_token, until_signal, url_of
 from hrm_agent.errors import ConfigError
 from hrm_agent.store.database.sqlite_read_only import is_run_store
+from hrm_agent.training.datasets import FOLDER
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.app import EnvironmentServer
@@ -42,6 +43,13 @@ def run(words: list[str]) -> int:
         nargs="*",
         metavar="PLACE",
         help=f"run folder, folder of several, store file or store URL; repeatable [{_RUNS}]",
+    )
+    add(
+        "--datasets",
+        type=Path,
+        default=Path(FOLDER),
+        metavar="FOLDER",
+        help=f"folder of data sets that are listed [{FOLDER}]",
     )
     add("--host", default=_HOST, help=f"address to listen on [{_HOST}]")
     add("--port", type=int, default=0, help="port; 0 takes a free one [0]")
@@ -119,7 +127,7 @@ def run(words: list[str]) -> int:
     with listen_tcp(
         arguments.host, arguments.port, allow_remote=arguments.allow_remote
     ) as listener:
-        places = Places(named)
+        places = Places(named, arguments.datasets)
         try:
             asyncio.run(_until_stopped(arguments, places, environment, listener))
         finally:
@@ -131,11 +139,17 @@ def _export(arguments: Arguments, named: list[str]) -> int:
     from hrm_agent.viewer.export import export
     from hrm_agent.viewer.places import Places
 
-    places = Places(named)
+    places = Places(named, arguments.datasets)
     path = Path(arguments.export)
     try:
         with writing_page(path) as file:
-            left_out = export(places.all(), file, runs=arguments.run, limit=arguments.limit)
+            left_out = export(
+                places.all(),
+                file,
+                runs=arguments.run,
+                limit=arguments.limit,
+                datasets_folder=arguments.datasets,
+            )
     finally:
         places.close()
     size = path.stat().st_size

@@ -1,4 +1,6 @@
-"""`hrm-agent analyze`: statistics of a recorded run: tokens, tool errors, lengths and selection."""
+"""`hrm-agent analyze`: statistics of a recorded run: tokens, tool errors, lengths and selection. With
+`--failures` it puts failed runs in classes (`hrm_agent.cli.training.failures`).
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,40 @@ _SHOWN = 12
 """Maximum number of tokens in a table on the console."""
 
 
+_OF_TOKENS = ("policy", "steps", "limit", "seed", "share", "window", "tokens")
+_OF_FAILURES = ("judge", "against", "budget", "price", "top")
+
+
+def _refuse(
+    parser: Parser, arguments: argparse.Namespace, names: Sequence[str], reason: str
+) -> None:
+    """Raise `ConfigError` for a given option that has no effect."""
+    for name in names:
+        if getattr(arguments, name) != parser.get_default(name):
+            raise ConfigError(f"--{name} {reason}.", "`hrm-agent analyze --help` lists both forms.")
+
+
 def run(words: list[str]) -> int:
+    parser = _parser()
+    arguments = parser.read(words)
+    if arguments.failures:
+        from hrm_agent.cli.training.failures import failures_run
+
+        _refuse(parser, arguments, _OF_TOKENS, "belongs to the analysis without --failures")
+        return failures_run(arguments, words)
+    _refuse(parser, arguments, _OF_FAILURES, "needs --failures")
+    return _analyse(arguments)
+
+
+def _parser() -> Parser:
     parser = Parser(
         "analyze",
-        "What a run on record says: entropy of its tokens, tool errors, lengths, selection.",
+        "What a run on record says: entropy of its tokens, tool errors, lengths, selection; or why"
+        " its runs failed (--failures).",
     )
     add = parser.add_argument
     add("run", help="a run folder, a store, or an exported file")
-    add("--out", type=Path, metavar="FOLDER", help="where to [RUN/analysis]")
+    add("--out", type=Path, metavar="FOLDER", help="where to [RUN/analysis, RUN/failures]")
     add(
         "--policy",
         metavar="MODEL",
@@ -75,7 +103,30 @@ def run(words: list[str]) -> int:
         metavar="MODULE:CLASS",
         help="your own types in the states",
     )
-    arguments = parser.read(words)
+    add(
+        "--failures",
+        action="store_true",
+        help="put failed runs in classes instead, by rules that say why each run failed",
+    )
+    add("--judge", metavar="POLICY", help="model that is asked about runs that no rule explains")
+    add("--against", metavar="OTHER", help="other run whose failures are compared with these")
+    add(
+        "--budget",
+        metavar="AMOUNT",
+        help="limit of the judge's requests: money as 2.50, or tokens as 200000tokens",
+    )
+    add(
+        "--price",
+        action="append",
+        default=[],
+        metavar="[MODEL=]PROMPT,COMPLETION",
+        help="price of a million prompt and completion tokens of the judge",
+    )
+    add("--top", type=int, default=3, metavar="N", help="examples of each class of failures [3]")
+    return parser
+
+
+def _analyse(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     refuse_without_rollouts(arguments.run)
     if find_spec("torch") is None:

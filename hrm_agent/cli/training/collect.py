@@ -22,7 +22,7 @@ from hrm_agent.training.config.commands import FREE_ON_RESUME, CollectConfig
 from hrm_agent.training.rollout.collect import collect
 from hrm_agent.training.rollout.eligibility import error_of
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
-from hrm_agent.training.tasks.sources import changed_sources, tasks_folder
+from hrm_agent.training.tasks.sources import changed_sources, fixed_tasks, tasks_folder
 from hrm_agent.training.tasks.spec import WITHOUT_BOX, kind_of
 from hrm_agent.training.trackers import require_trackers, track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
@@ -68,6 +68,7 @@ def run(words: list[str]) -> int:
 
 def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
     """Start or resume the collection and print a summary. Returns the exit code."""
+    config = config.model_copy(update={"tasks": fixed_tasks(config.tasks, folder)})
     trajectories = collected(config, "collect", folder)
     statuses = Counter(trajectory.status.value for trajectory in trajectories)
     # metrics of the collection for trackers

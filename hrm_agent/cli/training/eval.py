@@ -1,4 +1,4 @@
-"""`hrm-agent eval`: evaluates a policy on tasks, or a recorded run, or compares two runs."""
+"""`hrm-agent eval`: evaluates a policy on tasks, or a recorded run, or compares runs."""
 
 from __future__ import annotations
 
@@ -23,26 +23,37 @@ from hrm_agent.training.evaluation.reports import (
     summary,
     write_comparison,
     write_results,
+    write_side_by_side,
 )
 from hrm_agent.training.evaluation.rubrics import scored_by, scorings_named
-from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.evaluation.samples import Problem, problem_of, samples_of
+from hrm_agent.training.evaluation.side_by_side import (
+    differing_rows,
+    side_by_side,
+    side_by_side_lines,
+    side_by_side_rows,
+)
+from hrm_agent.training.tasks.sources import fixed_tasks
 from hrm_agent.training.trackers import track_result
 from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["eval_run", "run"]
 
+_PROMPT = 200
+"""Maximum characters of a prompt in the list of differing problems."""
+
 
 def run(words: list[str]) -> int:
-    parser = Parser(
-        "eval", "Evaluate a policy on tasks, evaluate a recorded run, or compare two runs."
-    )
+    parser = Parser("eval", "Evaluate a policy on tasks, evaluate a recorded run, or compare runs.")
     parser.add_argument(
         "record",
         nargs="?",
         help="a store, run folder or export to evaluate, without running anything",
     )
-    help_text = "two records: their problems are paired, and the difference tested"
-    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help=help_text)
+    help_text = (
+        "two records or more: their problems are paired, and differences to the first are tested"
+    )
+    parser.add_argument("--compare", nargs="+", metavar="RECORD", help=help_text)
     help_text = (
         "evaluate a record by the scores under this name (`hrm-agent rescore`), in place of its own"
     )
@@ -61,17 +72,24 @@ def run(words: list[str]) -> int:
     )
     add_config(parser, CollectConfig, USUAL)
     arguments = parser.read(
-        words, surplus="Two records are compared by `hrm-agent eval --compare A B`."
+        words, surplus="Records are compared by `hrm-agent eval --compare A B C`."
     )
     output = Output(as_json=arguments.json)
     prices = read_prices(arguments.price) if arguments.price else None
     if arguments.compare:
+        records: list[str] = arguments.compare
         if arguments.record is not None:
             raise ConfigError(
-                "--compare takes two records, but a third record was given.",
-                "Name only two records, both after --compare.",
+                f"--compare was given, but {arguments.record} was named before it.",
+                "Name all records after --compare.",
             )
-        records: list[str] = arguments.compare
+        if len(records) < 2:
+            raise ConfigError(
+                "--compare takes two records or more, but one was given.",
+                "Name the others after it: eval --compare A B C.",
+            )
+        if len(records) > 2:
+            return _compare_several(output, records, arguments.by, prices, arguments.out)
         a, b = (samples_of(_trajectories(record, arguments.by)[0]) for record in records)
         compared = compare(a, b, (records[0], records[1]))
         written = write_comparison(compared, arguments.out) if arguments.out is not None else []
@@ -99,10 +117,41 @@ def run(words: list[str]) -> int:
     return eval_run(config, run_folder(arguments.out, "eval"), output, prices)
 
 
+def _compare_several(
+    output: Output, records: list[str], by: str | None, prices: Prices | None, out: Path | None
+) -> int:
+    prompts: dict[Problem, str] = {}
+    found = side_by_side(
+        [samples_of(_noting_prompts(_trajectories(each, by)[0], prompts)) for each in records],
+        records,
+        prompts=prompts,
+        prices=prices,
+    )
+    written = write_side_by_side(found, out) if out is not None else []
+    output.result(asdict(found))
+    output.table(*side_by_side_rows(found))
+    for line in side_by_side_lines(found):
+        output.say(line)
+    if found.differing:
+        output.table(*differing_rows(found))
+    _say_written(output, written)
+    return 0
+
+
+def _noting_prompts(
+    trajectories: Iterable[Trajectory], prompts: dict[Problem, str]
+) -> Iterator[Trajectory]:
+    """All trajectories, one at a time, while the beginnings of their prompts are noted."""
+    for each in trajectories:
+        prompts.setdefault(problem_of(each), each.task.prompt[:_PROMPT])
+        yield each
+
+
 def eval_run(
     config: CollectConfig, folder: Path, output: Output, prices: Prices | None = None
 ) -> int:
     """Run missing rollouts, then evaluate all. Returns the exit code."""
+    config = config.model_copy(update={"tasks": fixed_tasks(config.tasks, folder)})
     trajectories = collected(config, "eval", folder)
     # The store is evaluated, since it also has the candidates of a mode, of which only one is
     # returned.

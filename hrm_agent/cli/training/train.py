@@ -236,6 +236,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
 
     if config.same_as_clipped:
         remark(config.same_as_clipped)
+    config = _with_fixed_tasks(config, folder)
     # These checks come before the folder is created, so that an impossible training leaves nothing
     # behind.
     require_trackers(config)
@@ -280,6 +281,22 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
             else:
                 output.say(_nothing_left(folder, config.steps))
     _report(config, folder, output)
+
+
+def _with_fixed_tasks(config: GrpoConfig, folder: Path) -> GrpoConfig:
+    """Configuration in which data sets have the versions that the run in `folder` began with, else
+    the newest ones.
+    """
+    from hrm_agent.training.tasks.sources import fixed_tasks
+
+    stages = [
+        stage
+        if stage.tasks is None
+        else stage.model_copy(update={"tasks": fixed_tasks(stage.tasks, folder)})
+        for stage in config.stages
+    ]
+    tasks = fixed_tasks(config.tasks, folder)
+    return config.model_copy(update={"tasks": tasks, "stages": tuple(stages)})
 
 
 def _check_families(config: GrpoConfig, folder: Path) -> None:

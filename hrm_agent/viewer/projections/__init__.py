@@ -11,6 +11,8 @@ from typing import Any
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.viewer.projections.bare_threads import bare_threads
 from hrm_agent.viewer.projections.blobs import blob
+from hrm_agent.viewer.projections.datasets import dataset, datasets
+from hrm_agent.viewer.projections.evaluations import evaluations
 from hrm_agent.viewer.projections.groups import groups, step
 from hrm_agent.viewer.projections.run.analyses import analyses, analysis
 from hrm_agent.viewer.projections.run.compare import compare
@@ -78,6 +80,8 @@ class Endpoint:
     """Query values by name, without the place."""
     everywhere: bool = False
     """True if the function takes all places."""
+    of_datasets: bool = False
+    """True if the function also takes the folder of data sets."""
 
     def read(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Arguments of the function. Raises `ConfigError` for an unknown, malformed or missing
@@ -116,6 +120,19 @@ def _limit(usual: int, most: int) -> Parameter:
 
 ENDPOINTS: Mapping[str, Endpoint] = {
     "runs": Endpoint(runs, everywhere=True),
+    "datasets": Endpoint(datasets, everywhere=True, of_datasets=True),
+    "dataset": Endpoint(
+        dataset,
+        {
+            "name": _NEEDED,
+            "version": Parameter(int, required=True, least=1),
+            "after": _NUMBER,
+            "limit": _limit(2_000, 10_000),
+        },
+        everywhere=True,
+        of_datasets=True,
+    ),
+    "evaluations": Endpoint(evaluations, {"runs": _NEEDED}, everywhere=True),
     "metrics": Endpoint(metrics, {"run": Parameter(default=""), "after": _NUMBER}),
     "step": Endpoint(step, {"run": Parameter(default=""), "step": Parameter(int, required=True)}),
     "groups": Endpoint(

@@ -302,7 +302,7 @@ def test_shares_sum_up_and_are_off_by_less_than_one(weights, count):
             "",
             "train",
             1,
-            "Families: aime, arc_agi, bfcl, csv, gpqa, gsm8k, hf, ifeval, jsonl, math500, mix",
+            "Families: aime, arc_agi, bfcl, csv, dataset, gpqa, gsm8k, hf, ifeval, jsonl, math500, mix",
         ),
         ("jsnl:rows.jsonl", "train", 1, "no task family 'jsnl'. Did you mean 'jsonl'"),
         ("word_problems:hard", "train", 1, "takes no parameters"),

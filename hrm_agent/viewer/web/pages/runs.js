@@ -23,7 +23,7 @@
       {
         key: "choose", label: "", spoken: "Choose", width: "1.2rem", wide: true,
         render: (run) =>
-          run.steps !== null &&
+          (run.steps !== null || run.kind === "eval") &&
           html`<input type="checkbox" aria-label=${`Choose ${hrm.ui.plain(run.name)} to compare`} checked=${chosen.has(key_of(run))} onChange=${() => choose(key_of(run))} />`,
       },
       { key: "name", label: "Run", width: "minmax(10rem, 2fr)", first: true, value: (run) => run.name, render: (run) => html`<${Name} run=${run} />` },
@@ -59,13 +59,21 @@
       if (!next.delete(key)) next.add(key);
       set_chosen(next);
     };
+    const listed = answer.data ? answer.data.runs : [];
+    const evaluated = listed.filter((run) => chosen.has(key_of(run)) && run.kind === "eval").map(key_of);
+    const trained = [...chosen].filter((key) => !evaluated.includes(key));
     const compare = () => {
-      const [first, ...others] = [...chosen].map((key) => key.split("\n"));
+      const [first, ...others] = trained.map((key) => key.split("\n"));
       hrm.go("run", { place: first[0], run: first[1], with: JSON.stringify(others) });
     };
-    const newest = answer.data && answer.data.runs[0];
+    // The first that was chosen is the baseline. A copy has comparisons of more than two only in the order of this list.
+    const ordered = hrm.api.is_static() && evaluated.length > 2 ? evaluated : [...chosen].filter((key) => evaluated.includes(key));
+    const side_by_side = () => hrm.go("evaluations", { runs: JSON.stringify(ordered.map((key) => key.split("\n"))) });
+    const newest = listed[0];
     const actions = html`
-      ${chosen.size > 0 && html`<button class="main" onClick=${compare}>${chosen.size > 1 ? `Compare ${chosen.size} runs` : "Open the curves"}</button>`}
+      ${trained.length > 0 && html`<button class="main" onClick=${compare}>${trained.length > 1 ? `Compare ${trained.length} runs` : "Open the curves"}</button>`}
+      ${evaluated.length > 1 && html`<button class="main" onClick=${side_by_side}>${evaluated.length} evaluations side by side</button>`}
+      ${about.data && about.data.datasets && html`<a href=${hrm.link("datasets", {})}>Data sets</a>`}
       ${about.data && about.data.environment && newest && html`<a href=${hrm.link("environment", { place: newest.place, run: newest.run })}>Environment, now</a>`}
     `;
     return html`<${Page} title="Runs" actions=${actions}>
