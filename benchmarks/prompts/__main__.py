@@ -9,8 +9,8 @@
 * `budget`: searches under limits of tokens, of money, and of runs. Compared are what the server has
   counted, and the limit.
 * `kills`: one search whose process is killed at random moments and resumed, against one that is not
-  interrupted. Counted are the requests beyond those of the latter, and those that were under way at
-  a kill, whose answers may be lost.
+  interrupted. Counted are the requests beyond those of the latter, and those among them whose answer
+  was on record. Others were under way at a kill, so that their answers are lost.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.prompts.server import FakeProvider, tasks
+from hrm_agent.store import open_store
 
 Row = dict[str, Any]
 MODEL = """
@@ -38,8 +39,6 @@ def init_chat_model(name, **options):
     return ChatOpenAI(model=name.partition(":")[2], **options)
 """
 """Part of the package langchain that opens a provider's model, which is all that is needed here."""
-RECORDED = 0.1
-"""Seconds after which an answer is on record."""
 PRICE = (1.0, 4.0)
 """Money for a million prompt tokens and completion tokens."""
 
@@ -136,6 +135,17 @@ def budget(folder: Path, quick: bool) -> Row:
     return {"searches": rows, "within": all(row["within"] for row in rows)}
 
 
+def on_record(folder: Path) -> tuple[set[str], int]:
+    """Calls on record in a folder, and the number of requests that were sent."""
+    if not (folder / "asked.jsonl").exists():
+        return set(), 0
+    with open_store(folder / "store.db", read_only=True) as store:
+        calls = {
+            call.id for run in store.journal.trajectories(requests=False) for call in run.calls
+        }
+    return calls, (folder / "asked.jsonl").read_bytes().count(b"\n")
+
+
 def kills(folder: Path, number: int, words: list[str]) -> Row:
     """Requests of a search that was killed and resumed, beyond those of one that was not."""
     with FakeProvider(delay=0.02) as server:
@@ -144,7 +154,7 @@ def kills(folder: Path, number: int, words: list[str]) -> Row:
         seconds = time.monotonic() - began
         plain = Counter(json.dumps(body) for body in server.asked)
     rng = random.Random(0)
-    under_way = 0
+    states = list[tuple[set[str], int]]()
     with FakeProvider(delay=0.02) as server:
         for _ in range(number):
             running = command(folder, "killed", server.url, *words)
@@ -153,20 +163,26 @@ def kills(folder: Path, number: int, words: list[str]) -> Row:
             while len(server.asked) == start and time.monotonic() < patience:
                 time.sleep(0.005)
             time.sleep(rng.uniform(0, seconds / (number + 2)))
-            under_way += server.under_way(RECORDED)
             running.kill()
             running.wait()
             server.drain()
+            states.append(on_record(folder / "killed"))
         found = searched(folder, "killed", server.url, *words)
         asked = Counter(json.dumps(body) for body in server.asked)
     extra = (asked - plain).total()
+    lines = (folder / "killed" / "asked.jsonl").read_text().splitlines()
+
+    def after(number: int) -> list[str]:
+        return [json.loads(line)["call"] for line in lines[number:]]
+
     return {
         "kills": number,
         "requests": plain.total(),
         "requests_killed": asked.total(),
-        "under_way_at_kills": under_way,
         "asked_again": extra,
-        "beyond_those_under_way": max(0, extra - under_way),
+        "asked_again_though_on_record": sum(
+            len(recorded & set(after(number))) for recorded, number in states
+        ),
         "missing": (plain - asked).total(),
         "same_texts": found["texts"] == whole["texts"],
     }

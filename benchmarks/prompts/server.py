@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from math import inf
 from typing import Any, Self
 
 __all__ = ["FakeProvider", "tasks"]
@@ -107,7 +106,7 @@ class FakeProvider:
         self.tokens: tuple[int, int] = (0, 0)
         """Prompt tokens and completion tokens of all answers."""
         self._lock = threading.Lock()
-        self._ended = dict[int, float]()
+        self._open = set[int]()
         server = self
         pause = threading.Event()
 
@@ -122,14 +121,13 @@ class FakeProvider:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with server._lock:
                     server.asked.append(body)
-                    number = len(server._ended)
-                    server._ended[number] = inf
+                    number = len(server.asked)
+                    server._open.add(number)
                 pause.wait(delay)
                 try:
                     message = {"role": "assistant", **MODELS[body["model"]](body)}
                 except RuntimeError as error:  # an answer of a test that fails
-                    with server._lock:
-                        server._ended[number] = time.monotonic()
+                    server._open.discard(number)
                     self.send_error(400, str(error))
                     return
                 calls = "tool_calls" in message
@@ -160,8 +158,7 @@ class FakeProvider:
                     self.wfile.write(data)
                 except OSError:  # the client was killed
                     self.close_connection = True
-                with server._lock:
-                    server._ended[number] = time.monotonic()
+                server._open.discard(number)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 """Log nothing."""
@@ -172,17 +169,9 @@ class FakeProvider:
             target=self._server.serve_forever, args=(0.01,), daemon=True
         )
 
-    def under_way(self, seconds: float = 0.0) -> int:
-        """Number of requests without an answer, and of those that were answered in the last
-        `seconds`.
-        """
-        since = time.monotonic() - seconds
-        with self._lock:
-            return sum(ended >= since for ended in self._ended.values())
-
     def drain(self) -> None:
         """Wait until no request is under way."""
-        while self.under_way():
+        while self._open:
             time.sleep(0.005)
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.prompts import server as scripted
+from benchmarks.prompts.__main__ import on_record
 from benchmarks.prompts.server import FakeProvider, tasks
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Trajectory
@@ -189,7 +190,7 @@ def test_a_killed_search_repeats_nothing(server: FakeProvider, hrm: Command) -> 
     server.asked.clear()
     words = [word if word != "found" else "killed" for word in WORDS]
     rng = random.Random(0)
-    under_way = 0
+    states = list[tuple[set[str], int]]()
     for _ in range(3):
         start = len(server.asked)
         killed = subprocess.Popen(
@@ -200,14 +201,17 @@ def test_a_killed_search_repeats_nothing(server: FakeProvider, hrm: Command) -> 
         goal = start + rng.randint(5, 60)
         while len(server.asked) < goal and killed.poll() is None:
             time.sleep(0.002)
-        under_way += server.under_way(0.5)  # newer answers may not have been recorded
         killed.kill()
         killed.wait()
         server.drain()
+        states.append(on_record(Path("killed")))
     resumed = hrm(*words, "--budget", "60rollouts").json
     assert resumed["texts"] == whole["texts"]
     assert plain - bodies(server) == Counter()
-    assert (bodies(server) - plain).total() <= under_way
+    sent = [
+        json.loads(line)["call"] for line in Path("killed/asked.jsonl").read_text().splitlines()
+    ]
+    assert all(recorded and not recorded & set(sent[number:]) for recorded, number in states)
 
 
 @pytest.mark.parametrize(
