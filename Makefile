@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # `nproc` would count OMP_NUM_THREADS for cores.
 CORES := $(shell env -u OMP_NUM_THREADS nproc)
 WORKERS ?= $(shell n=$$(( ($(CORES) * 3 + 1) / 2 )); echo $$(( n < 8 ? n : 8 )))
-BENCHMARKS := training_step algorithms blame why failures film reward_diff engine engine_share rollout_profile environment store orchestration processes ray_workers real_size chunking demo retrieval_index retrieval_quality retrieval_shown arc_policy rescoring anyones_agents distillation learning roc_study role_swaps gate simulate traces_in viewer on_gpu others_environments gpu_training
+BENCHMARKS := training_step algorithms blame why failures film reward_diff engine engine_share rollout_profile environment store orchestration processes ray_workers real_size chunking demo retrieval_index retrieval_quality retrieval_shown arc_policy rescoring anyones_agents distillation learning roc_study role_swaps gate prompts simulate traces_in viewer on_gpu others_environments gpu_training
 
 .DEFAULT_GOAL := help
 .PHONY: help python setup demo system check quick test-changed style types test slow model vllm lint format policy bench docs site clean

@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hrm_agent.prompts import Prompt
     from hrm_agent.runtime.recording.record import record
 
-__all__ = ["__version__", "record"]
+__all__ = ["Prompt", "__version__", "record"]
 
 __version__ = "0.2.0"
 
@@ -25,7 +26,7 @@ os.environ.setdefault(_STRICT, "true")
 
 
 def __getattr__(name: str) -> Any:
-    """Import `record` on first use, since it imports LangGraph.
+    """Import `record` and `Prompt` on first use, since `record` imports LangGraph.
 
     The flag above would also change the checkpointers of a program that is only recorded, so it is
     removed before LangGraph is imported.
@@ -34,4 +35,6 @@ def __getattr__(name: str) -> Any:
         if _SET_HERE and "langgraph" not in sys.modules:
             os.environ.pop(_STRICT, None)
         return import_module("hrm_agent.runtime.recording.record").record
+    if name == "Prompt":
+        return import_module("hrm_agent.prompts").Prompt
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

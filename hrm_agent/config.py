@@ -30,6 +30,7 @@ __all__ = [
     "COMMAND_KEY",
     "COMPARED",
     "CONFIG_FILE",
+    "FROM_FILE",
     "ONE_BY_ONE",
     "ON_RECORD",
     "Choice",
@@ -62,6 +63,9 @@ ONE_BY_ONE = "one by one"
 """Marks a list whose flag takes one item and can be repeated. So an argument that follows the item
 is not read as another item.
 """
+
+FROM_FILE = "from file"
+"""Marks a table whose flag takes a file to read it from. The table itself is kept."""
 
 BY_MODEL = "by model"
 """Marks a key whose default depends on the model. It is None until the model is known."""

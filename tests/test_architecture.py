@@ -22,7 +22,7 @@ from tests.support.structure import PROJECT, SOURCES, arrows, circle, imports, m
 from tests.support.trajectory.samples import make_trajectory
 
 ALLOWED: dict[str, set[str]] = {
-    "hrm_agent": {"hrm_agent.runtime"},  # `record`, when it is asked for
+    "hrm_agent": {"hrm_agent.prompts", "hrm_agent.runtime"},  # what is asked for alone
     "hrm_agent.errors": set(),
     "hrm_agent.basics": {"hrm_agent.errors"},
     "hrm_agent.langgraph_format": set(),
@@ -48,7 +48,14 @@ ALLOWED: dict[str, set[str]] = {
         "hrm_agent.errors",
         "hrm_agent.trajectory",
     },
-    "hrm_agent.models": {"hrm_agent.basics", "hrm_agent.errors", "hrm_agent.trajectory"},
+    "hrm_agent.prompts": {"hrm_agent.errors", "hrm_agent.import_by_name"},
+    "hrm_agent.prompts_file": {"hrm_agent.basics", "hrm_agent.config", "hrm_agent.errors"},
+    "hrm_agent.models": {
+        "hrm_agent.basics",
+        "hrm_agent.errors",
+        "hrm_agent.prompts",
+        "hrm_agent.trajectory",
+    },
     "hrm_agent.tools": {
         "hrm_agent.answers",
         "hrm_agent.basics",

@@ -53,6 +53,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, str]] = {
         "eval": "evaluate a policy on tasks, evaluate a recorded run, or compare runs",
         "analyze": "what a run says: entropy, tool errors, lengths, selection, or why its runs failed",
         "roles": "say which role of a graph deserves a better policy, by swaps of single roles",
+        "optimize": "improve the prompts of a graph, by reflection on its recorded runs",
         "why": "find the step of a training, and its rollouts, that taught a text",
         "film": "show the token at which each step of a training changes the run of a task",
         "reward-diff": "what another reward would teach, from recorded rollouts",

@@ -62,6 +62,7 @@ from hrm_agent.models.hosted import (
 from hrm_agent.models.loading.policy_loader import load_policy, loaded_policy
 from hrm_agent.models.own_defaults import with_limit
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
+from hrm_agent.prompts import with_prompts
 from hrm_agent.trajectory import Call, RequestSize, Sampling, active_recording, open_recording
 from hrm_agent.trajectory.identity import graph_identity, metadata_of
 
@@ -232,7 +233,8 @@ class PolicyModel(BaseChatModel):
         is_other = active.own_sampling and self.model is not None
         sent = self._sampling(Sampling(), stop, options, limits) if is_other else sampling
         asked = _AskedSampling(sampling, sent, limits)
-        return _PolicyCall(active.backend, messages, asked, run_manager, options, special, held_to)
+        request = with_prompts(messages)
+        return _PolicyCall(active.backend, request, asked, run_manager, options, special, held_to)
 
     def _sampling(
         self, base: Sampling, stop: list[str] | None, options: dict[str, Any], limits: _Limits

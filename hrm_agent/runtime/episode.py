@@ -39,6 +39,7 @@ from hrm_agent.langgraph_format import agent_of
 from hrm_agent.models import ActivePolicy, Backend, load_policy, using_policy
 from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.external.substitute import standing_in
+from hrm_agent.prompts import PromptTexts, recorded_texts, using_prompts
 from hrm_agent.runtime.execution.answer_path import check_answer_path
 from hrm_agent.runtime.execution.conversation import (
     ANSWER_PATH,
@@ -337,6 +338,8 @@ class EpisodeRunner:
         check_answer_path(graph, path)
         given = {**episode.context, **episode.unrecorded.get(GIVEN_CONTEXT, {})}
         context = run_context(graph, given, episode.graph_name)
+        texts = recorded_texts(episode.task.metadata)
+        prompts = PromptTexts(texts) if texts else None
         first = cache(partial(first_input, graph, episode.task, episode.thread_id))
         asks_nothing = answer is NO_ANSWER and say is None
         if (
@@ -386,7 +389,7 @@ class EpisodeRunner:
                 graph_run = await graph_run.answering(self.store, answer)
                 record = self._reopen(record)
             begun = record or self.begin(episode)
-            with memory.in_force():
+            with memory.in_force(), using_prompts(prompts):
                 over = await self._to_end(graph_run, begun, episode, lease, callbacks)
         if self.on_end is not None:
             self.on_end(over)

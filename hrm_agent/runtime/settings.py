@@ -22,6 +22,8 @@ from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.environment.open import LeastIsolation, Where
 from hrm_agent.errors import ConfigError
 from hrm_agent.import_by_name import file_named, types_by_name
+from hrm_agent.prompts import PROMPTS
+from hrm_agent.prompts_file import PromptsByName
 from hrm_agent.trajectory import Sampling
 
 __all__ = [
@@ -154,11 +156,18 @@ class GraphSettings(GraphOptions):
         """Compare graphs by file: a program records `agent:graph`, a command `./agent.py:graph`."""
         return file_named(graph) if info.context == COMPARED else graph
 
+    prompts: PromptsByName = Field(default_factory=dict[str, str])
+    """Prompts file whose texts replace prompts of the graph, such as one of `hrm-agent optimize`."""
+
     def task_options(self) -> dict[str, Any]:
         """Options that are recorded in each task's metadata, so that every later run of the task
         gets the same options.
         """
-        options = {"configurable": self.configurable, "answer_path": self.answer_path}
+        options = {
+            "configurable": self.configurable,
+            "answer_path": self.answer_path,
+            PROMPTS: self.prompts,
+        }
         return {name: value for name, value in options.items() if value}
 
 

@@ -284,6 +284,36 @@ def look_at_an_analysis(site: Site, page: Page, browsing: Browsing, folder: Path
     page.get_by_role("link", name="empty").click()
     expect(page.get_by_text("No rollout of this step affects the text.")).to_be_visible()
     look_at_swaps(site, page, browsing, folder, run)
+    look_at_prompts(site, page, browsing, folder, run)
+
+
+def look_at_prompts(site: Site, page: Page, browsing: Browsing, folder: Path, run: str) -> None:
+    """Open a result of `optimize`, and one that has nothing."""
+    first = {"parent": None, "prompt": None, "texts": {HOSTILE: "Say yes."}, "validation": 0.25}
+    then = {"parent": 0, "prompt": HOSTILE, "texts": {HOSTILE: "Say no."}, "why": HOSTILE}
+    then |= {"minibatch": [0.125, 0.75], "validation": 0.5}
+    held_out = {"tasks": 8, "before": {"value": 0.25}, "after": {"value": 0.625}}
+    held_out["difference"] = {"value": 0.375, "low": 0.125, "high": 0.5}
+    result = {
+        "graph": HOSTILE,
+        "best": 1,
+        "candidates": [first, then, 7, {"parent": "constructor"}],
+    }
+    result |= {"held_out": held_out, "rollouts": 1200, "proposals": [{"refused": "x"}, 3]}
+    save_analysis(folder, "optimize", {}, title="prompts", command="", result=result)
+    save_analysis(folder, "optimize", {"an": "other"}, title="no prompts", command="", result={})
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="prompts", exact=True).click()
+    table = page.get_by_role("table", name="Candidates")
+    expect(table.get_by_role("row").filter(has_text="0.750")).to_contain_text("best")
+    change = page.get_by_role("region", name="Candidate 1")
+    expect(change.locator("del")).to_have_text("yes")
+    expect(change.locator("ins")).to_have_text("no")
+    expect(page.get_by_text("1,200 runs, 0 reflections, 1 texts refused.")).to_be_visible()
+    browsing.check(page, "hostile optimize 390")
+    site.go(page, "analyses", place=site.place, run=run)
+    page.get_by_role("link", name="no prompts").click()
+    expect(page.get_by_text("No candidate was run.")).to_be_visible()
 
 
 def look_at_swaps(site: Site, page: Page, browsing: Browsing, folder: Path, run: str) -> None:

@@ -27,7 +27,7 @@ __all__ = ["ANALYSES", "KINDS", "MOST_BYTES", "kind_of", "save_analysis"]
 
 ANALYSES = "analyses"
 """Name of the folder of results in a run's folder."""
-KINDS = ("failures", "film", "gate", "reward-diff", "roles", "why")
+KINDS = ("failures", "film", "gate", "optimize", "reward-diff", "roles", "why")
 """Kinds of analyses. In the viewer, `hrm.analyses[KIND]` is the component that shows a result."""
 _NAME = re.compile(rf"({'|'.join(map(re.escape, KINDS))})-[0-9a-f]{{16}}")
 MOST_BYTES = 1 << 24

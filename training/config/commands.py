@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from hrm_agent.config import BY_MODEL, ON_RECORD, in_tables, is_own
+from hrm_agent.config import BY_MODEL, ON_RECORD, ONE_BY_ONE, in_tables, is_own
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import (
     Durability,
@@ -58,6 +58,7 @@ __all__ = [
     "DemoConfig",
     "FineTuneConfig",
     "GrpoConfig",
+    "OptimizeConfig",
     "SftConfig",
 ]
 
@@ -127,6 +128,49 @@ class TaskSettings(BaseModel):
     """Store of the record, as a path or URL. Several runs may share one (none: `store.db` in the
     run's folder).
     """
+
+
+class OptimizeConfig(TaskSettings, RunSettings, GraphSettings):
+    """Search for better prompts of a graph."""
+
+    policy: str = "builtin:trained"
+    """Model that answers the graph: a built-in policy, a model folder, hf:NAME, or a provider's chat
+    model.
+    """
+    reflection_policy: str = ""
+    """Model that reads the feedback and writes new texts."""
+    budget: str = ""
+    """Limit of everything that is asked: runs as 200rollouts, tokens as 200000tokens, or money as
+    2.50. A reflection counts as a run.
+    """
+    price: Annotated[list[str], ONE_BY_ONE] = Field(default_factory=list[str])
+    """Price of a million prompt tokens and completion tokens, for all models or for one, as
+    [MODEL=]PROMPT,COMPLETION; repeatable.
+    """
+    prompts_of: Annotated[list[str], ONE_BY_ONE] = Field(default_factory=list[str])
+    """Prompts to improve, by name, or constants of a module as package.module:SYSTEM; joined by
+    commas, or repeated (empty: every prompt of the graph that its runs use).
+    """
+    train: int = Field(default=24, ge=1)
+    """Number of tasks whose runs the reflection model sees."""
+    validation: int = Field(default=16, ge=1)
+    """Number of other tasks by which the best texts are chosen."""
+    test: int = Field(default=32, ge=1)
+    """Number of held-out tasks, which are run with the first and with the best texts."""
+    minibatch: int = Field(default=3, ge=1)
+    """Number of tasks that one reflection sees."""
+    reflection_temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature of the reflection model (none: 1, or the provider's default)."""
+    reflection_max_tokens: int = Field(default=2048, ge=1)
+    """Maximum completion tokens of a reflection."""
+    seed: int = 0
+    """Base of all seeds."""
+
+    @field_validator("prompts_of")
+    @classmethod
+    def _split(cls, given: list[str]) -> list[str]:
+        names = [name.strip() for each in given for name in each.split(",")]
+        return [*dict.fromkeys(name for name in names if name)]
 
 
 class CollectConfig(TaskSettings, SelectionSettings, RunSettings, GraphSettings, TrackSettings):

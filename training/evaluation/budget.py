@@ -110,6 +110,8 @@ class Meter:
         """Total of the requests that are not open, in the unit of the budget."""
         self.closed = False
         """True once a request was refused, or `close` was called. No further request is accepted."""
+        self.kept_back = 0.0
+        """Part of the budget that no request may use for now, in the budget's unit."""
         for call_id, reserved in _read(file):
             self._models.add(reserved.model)
             self._lost[call_id].append(reserved)
@@ -170,7 +172,7 @@ class Meter:
             if self._budget is not None:
                 held = (*self._open.values(), reserved)
                 most = self._spent + sum(self._in_budget(self._most(each)) for each in held)
-                if most > self._budget.amount:
+                if most > self._budget.amount - self.kept_back:
                     if self._open:
                         return False
                     self.closed = True
@@ -185,6 +187,11 @@ class Meter:
         """Refuse all further requests. Open ones can still be settled."""
         with self._lock:
             self.closed = True
+
+    def reopen(self) -> None:
+        """Accept requests again that fit into the budget."""
+        with self._lock:
+            self.closed = False
 
     def settle(self, call: Call) -> None:
         """Replace the reservation of an answered call by its tokens."""

@@ -26,6 +26,7 @@ from hrm_agent.basics.unicode import find_surrogate
 from hrm_agent.cli.main import fitted
 from hrm_agent.config import (
     BY_MODEL,
+    FROM_FILE,
     ONE_BY_ONE,
     Choice,
     ConfigPart,
@@ -231,6 +232,8 @@ def _kind(field: FieldInfo) -> dict[str, Any]:
     annotation = field.annotation
     if annotation is bool:
         return {"action": argparse.BooleanOptionalAction}
+    if FROM_FILE in field.metadata:
+        return {"metavar": "FILE"}
     if get_origin(annotation) in (dict, Mapping):
         return {"action": _Pairs, "nargs": "*", "metavar": "KEY=VALUE"}
     if ONE_BY_ONE in field.metadata:

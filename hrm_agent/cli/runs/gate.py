@@ -100,6 +100,7 @@ def _add_options(parser: Parser) -> None:
         help="let the policy answer for models that the graph holds itself",
     )
     add("--rewards", metavar="RUBRIC", help="scores both sides [the run's own, or the verifiers]")
+    add("--prompts", metavar="FILE", help="prompts file of the new agent [texts of the run]")
     add("--samples", type=int, default=1, metavar="N", help="of the new agent for each run [1]")
     add(
         "--tools",

@@ -20,6 +20,8 @@ from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.models.loading.policy_loader import load_without_retries
 from hrm_agent.models.model_string import parse_model
+from hrm_agent.prompts import PromptTexts
+from hrm_agent.prompts_file import PromptsByName
 from hrm_agent.runtime.episode import EpisodeRunner
 from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.loading import load_graph
@@ -77,6 +79,8 @@ class GateConfig(BaseModel):
     """Options of the graph, over the recorded ones."""
     configurable: dict[str, Any] = {}
     """Values of config["configurable"], over the recorded ones."""
+    prompts: PromptsByName = {}
+    """Texts of prompts, over the recorded ones."""
     allow: list[str] = []
     """Types that states may hold."""
     isolation: str = DEFAULT_ISOLATION
@@ -131,6 +135,10 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
                 "Name the runs of one of them: --run NAME.",
             )
         load_graph(given.graph, given.configurable)
+    if given.prompts:
+        for graph in [given.graph] if given.graph else graphs:
+            load_graph(graph, given.configurable)  # a graph's modules define its prompts
+        PromptTexts(given.prompts)
     sampled = {each.thread for each in samples_of(headers)}
     if given.policy:  # reports a wrong name before anything is repeated
         _load(given.policy, given)
@@ -151,8 +159,11 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
         if key not in runners:
             runners[key] = EpisodeRunner(source, policy, policy, environment, **options)
         runner = runners[key]
-        configurable = {**config.configurable, **given.configurable}
-        config = config.model_copy(update={"configurable": configurable})
+        own = {
+            "configurable": {**config.configurable, **given.configurable},
+            "prompts": {**config.prompts, **given.prompts},
+        }
+        config = config.model_copy(update=own)
         seed = recorded_seed(
             whole, found.trained.seed if found.trained else values.get("seed") or 0
         )

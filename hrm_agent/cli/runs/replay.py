@@ -22,6 +22,7 @@ from hrm_agent.config import secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
+from hrm_agent.prompts_file import read_prompts_file
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.lazy_policy import policy_of_record
@@ -102,6 +103,12 @@ def run(words: list[str]) -> int:
         "--environment", help="with --live-after: where model-written code runs [this machine]"
     )
     add_graph_options(parser)
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="prompts file whose texts replace prompts of the graph, over [those of the run]",
+    )
     add_own_types(parser)
     arguments = parser.read(words)
     output = Output(as_json=arguments.json)
@@ -158,6 +165,7 @@ def _options(arguments: Any) -> dict[str, Any]:
         "ignore": arguments.ignore,
         "configurable": arguments.configurable,
         "context": arguments.context,
+        "prompts": read_prompts_file(arguments.prompts) if arguments.prompts else None,
     }
 
 

@@ -191,11 +191,19 @@ def _roles(folder: Path, output: Output, allow: list[str]) -> int:
     return roles_run(build_config(RolesConfig, values, CONFIG_FILE, on_record=True), folder, output)
 
 
+def _optimize(folder: Path, output: Output, allow: list[str]) -> int:
+    from hrm_agent.cli.training.optimize import optimize_run
+    from hrm_agent.training.config.commands import OptimizeConfig
+
+    return optimize_run(_config(OptimizeConfig, folder, "optimize", allow), folder, output)
+
+
 _COMMANDS: dict[str, Resume] = {
     "demo": _demo,
     "collect": _collect,
     "eval": _eval,
     "gate": _gate,
+    "optimize": _optimize,
     "roles": _roles,
     "train rl": _train_rl,
     "train sft": _train_sft,

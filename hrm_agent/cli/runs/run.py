@@ -28,6 +28,7 @@ from hrm_agent.cli.common.index_check import refuse_missing_index
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer, indented
+from hrm_agent.cli.common.prompts import tell_unreached_prompts
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.config import (
     COMMAND_KEY,
@@ -39,6 +40,7 @@ from hrm_agent.config import (
 )
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.models import DEFAULT_POLICY
+from hrm_agent.prompts import PROMPTS, PromptTexts, recorded_texts
 from hrm_agent.runtime.episode import NO_ANSWER, Episode, EpisodeRunner, OnUpdate, policy_for
 from hrm_agent.runtime.execution.conversation import (
     ANSWER_PATH,
@@ -172,10 +174,14 @@ def kept_options(store: RunStore, thread: str) -> dict[str, Any] | None:
 
 
 def as_given(task: TaskRef, config: RunConfig) -> TaskRef:
-    """Task of a thread, with the `configurable` of `config` in its metadata."""
-    merged = {**_without_form(task, CONFIGURABLE), **config.configurable}
-    kept = {name: value for name, value in task.metadata.items() if name != CONFIGURABLE}
-    return task.model_copy(update={"metadata": kept | ({CONFIGURABLE: merged} if merged else {})})
+    """Task of a thread, with the `configurable` and the prompts of `config` in its metadata."""
+    given = {
+        CONFIGURABLE: {**_without_form(task, CONFIGURABLE), **config.configurable},
+        PROMPTS: config.prompts,
+    }
+    kept = {name: value for name, value in task.metadata.items() if name not in given}
+    changed = {name: value for name, value in given.items() if value}
+    return task.model_copy(update={"metadata": kept | changed})
 
 
 def context_given(task: TaskRef, config: RunConfig) -> dict[str, Any]:
@@ -246,6 +252,7 @@ def run_task(
         output.say(indented(candidate.error or candidate.answer or "no answer"))
 
     outcome = run_thread(config, asked, thread, where, printer.update, over, **given)
+    tell_unreached_prompts(config, (outcome.trajectory, *outcome.candidates))
     if not printer.updates and config.mode == "single":
         # No node ran. Explain why: the graph had ended, so its result is only shown, or the thread
         # waits for an answer.
@@ -281,6 +288,7 @@ def run_thread(
     named = {**as_given(asked, config).metadata.get(CONFIGURABLE, {}), **more.get(CONFIGURABLE, {})}
     # an unknown graph must raise before the store is opened, which would create the store
     graph = load_graph(config.graph, named)
+    PromptTexts(config.prompts)  # reports an unknown name
     with open_store(where, allow=config.allowed_types) as store, store.lease(thread, COMMAND):
         known = store.journal.find_trajectory(thread)
         own = {**asked.metadata, **config.task_options()}
@@ -376,8 +384,10 @@ def known_config(
             key: value for key, value in recorded.get(name, {}).items() if not holds_none(value)
         }
     said |= recorded
+    # the runs of an optimisation have prompts of their own
+    texts = {"prompts": recorded_texts(given)}
     if trajectory.task.family == RECORDED:
-        return said
+        return said | texts
     of_run = store.folder / CONFIG_FILE
     if trajectory.run_id and of_run.exists():
         command = str(tomllib.loads(of_run.read_text(encoding="utf-8")).get(COMMAND_KEY))
@@ -389,7 +399,7 @@ def known_config(
         }
         if not is_choice(trajectory.graph):  # a candidate is a single run
             said["mode"] = "single"
-    return said
+    return said | texts
 
 
 def conclude(

@@ -13,6 +13,7 @@ from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
+from hrm_agent.cli.common.prompts import refuse_unknown_prompts, tell_unreached_prompts
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.config import compare_on_resume, save_config
 from hrm_agent.models import DEFAULT_POLICY
@@ -30,7 +31,17 @@ __all__ = ["USUAL", "collect_run", "collected", "exit_code", "run", "tell_change
 
 USUAL = (
     *("policy", "graph", "context", "configurable", "tasks", "rewards", "split", "count"),
-    *("samples", "mode", "n", "concurrency", "temperature", "max-tokens", "top-p", "stand-in"),
+    *(
+        "prompts",
+        "samples",
+        "mode",
+        "n",
+        "concurrency",
+        "temperature",
+        "max-tokens",
+        "top-p",
+        "stand-in",
+    ),
     *("environment", "store", "seed", "track"),
 )
 """Flags that `collect --help` and `eval --help` show."""
@@ -139,6 +150,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
     tasks are run.
     """
     require_trackers(config)
+    refuse_unknown_prompts(config)
     tell_changed_sources(config.tasks, config.split, folder)
     where = tasks_folder(folder)
     tasks = load_tasks(
@@ -168,6 +180,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
             " to run them again."
         )
     _tell_unasked(config.policy, trajectories)
+    tell_unreached_prompts(config, trajectories)
     _tell_none_right(trajectories, by_verifier=config.rewards is None)
     return trajectories
 

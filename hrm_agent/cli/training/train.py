@@ -16,6 +16,7 @@ from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_config, as_pairs, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
+from hrm_agent.cli.common.prompts import refuse_unknown_prompts
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.main import command_list, fitted
 from hrm_agent.cli.training.by_model import fitted_rl, fitted_sft, say_chosen, shown_rl, shown_sft
@@ -239,6 +240,7 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
     # These checks come before the folder is created, so that an impossible training leaves nothing
     # behind.
     require_trackers(config)
+    refuse_unknown_prompts(config)
     model_folder(config.policy, adapter=config.adapter.lora_rank > 0)
     config, choice = fitted_rl(config, folder)
     for rubric in config.rubrics:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import uuid4
@@ -47,6 +47,7 @@ from hrm_agent.models.call_recording import (
 from hrm_agent.models.chat import PolicyModel
 from hrm_agent.models.hosted import is_text, most_prompt_tokens, sent_sampling
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
+from hrm_agent.prompts import using_prompts, with_prompts
 from hrm_agent.trajectory import (
     AskedModel,
     Call,
@@ -254,6 +255,22 @@ def _question(
         return None
 
 
+def _with_prompts(
+    model: BaseChatModel, messages: Sequence[BaseMessage], metadata: dict[str, Any] | None
+) -> Sequence[BaseMessage]:
+    """Request of a model of the graph, with the prompts in force. Unchanged for the policy, which
+    replaces them itself.
+    """
+    if isinstance(model, PolicyModel) or not in_graph(metadata):
+        return messages
+    return with_prompts(messages)
+
+
+def _replaced_once(model: BaseChatModel) -> AbstractContextManager[None]:
+    """Replace no prompts while a model answers, since it may pass its request on to another model."""
+    return nullcontext() if isinstance(model, PolicyModel) else using_prompts(None)
+
+
 def _answering(entry: Any) -> Any:
     @functools.wraps(entry)
     def answer(
@@ -264,8 +281,9 @@ def _answering(entry: Any) -> Any:
         **options: Any,
     ) -> ChatResult:
         metadata = metadata_of(run_manager)
+        messages = _with_prompts(self, messages, metadata)
         question = _question(self, messages, metadata, {**options, "stop": stop})
-        with while_answered(_namespace(metadata)):
+        with while_answered(_namespace(metadata)), _replaced_once(self):
             if question is None:
                 return entry(self, messages, stop=stop, run_manager=run_manager, **options)
             with question:
@@ -288,8 +306,9 @@ def _answering_async(entry: Any) -> Any:
         **options: Any,
     ) -> ChatResult:
         metadata = metadata_of(run_manager)
+        messages = _with_prompts(self, messages, metadata)
         question = _question(self, messages, metadata, {**options, "stop": stop})
-        with while_answered(_namespace(metadata)):
+        with while_answered(_namespace(metadata)), _replaced_once(self):
             if question is None:
                 return await entry(self, messages, stop=stop, run_manager=run_manager, **options)
             with question:
@@ -321,10 +340,10 @@ def _streaming(entry: Any) -> Any:
         question = None
         # if the model does not stream, LangChain invokes it, and the invocation is recorded instead
         if self._should_stream(async_api=False, **{**options, "stream": True}):
+            metadata = ensure_config(config).get("metadata")
             messages = self._convert_input(input).to_messages()
-            question = _question(
-                self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop}
-            )
+            input = messages = _with_prompts(self, messages, metadata)  # noqa: A001
+            question = _question(self, messages, metadata, {**options, "stop": stop})
         if question is None:
             yield from entry(self, input, config, stop=stop, **options)
             return
@@ -351,10 +370,10 @@ def _streaming_async(entry: Any) -> Any:
     ) -> AsyncIterator[Any]:
         question = None
         if self._should_stream(async_api=True, **{**options, "stream": True}):
+            metadata = ensure_config(config).get("metadata")
             messages = self._convert_input(input).to_messages()
-            question = _question(
-                self, messages, ensure_config(config).get("metadata"), {**options, "stop": stop}
-            )
+            input = messages = _with_prompts(self, messages, metadata)  # noqa: A001
+            question = _question(self, messages, metadata, {**options, "stop": stop})
         if question is None:
             async for chunk in entry(self, input, config, stop=stop, **options):
                 yield chunk

@@ -47,6 +47,7 @@ from hrm_agent.models import using_policy
 from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.external.substitute import read_structured_output
 from hrm_agent.models.recorded_values import is_on_record
+from hrm_agent.prompts import PROMPTS, PromptTexts, recorded_texts, using_prompts
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.memories import RunMemory
@@ -96,6 +97,7 @@ def replay(
     graph: Graph | str | None = None,
     context: Mapping[str, Any] | None = None,
     configurable: Mapping[str, Any] | None = None,
+    prompts: Mapping[str, str] | None = None,
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
     refuse_effects: bool = False,
@@ -104,7 +106,8 @@ def replay(
     """Replay a stored run.
 
     `graph`: another graph, or its name (None: the recorded one, with its current code). `context`,
-    `configurable`: options of the graph, over the recorded ones. `live_after`: if the graph makes a
+    `configurable`: options of the graph, over the recorded ones. `prompts`: texts of prompts, over the
+    recorded ones. `live_after`: if the graph makes a
     request that is not recorded, continue from there with this runner on a new thread of this
     store, named `thread`. Without `live_after` nothing is written to the store. Effects of nodes
     outside of the record happen again, and are listed in `Replay.effects`. With `refuse_effects`
@@ -113,7 +116,7 @@ def replay(
     (`hrm_agent.runtime.replay.ignored_paths`). Raises `RunError` for a thread without checkpoints.
     """
     options: dict[str, Any] = {"graph": graph, "live_after": live_after, "thread": thread}
-    options |= {"context": context, "configurable": configurable}
+    options |= {"context": context, "configurable": configurable, "prompts": prompts}
     return asyncio.run(
         replay_async(store, trajectory_id, **options, refuse_effects=refuse_effects, ignore=ignore)
     )
@@ -126,13 +129,14 @@ async def replay_async(
     graph: Graph | str | None = None,
     context: Mapping[str, Any] | None = None,
     configurable: Mapping[str, Any] | None = None,
+    prompts: Mapping[str, str] | None = None,
     live_after: EpisodeRunner | None = None,
     thread: str | None = None,
     refuse_effects: bool = False,
     ignore: Sequence[IgnoredPath] = (),
 ) -> Replay:
     """Replay a stored run inside an event loop, with the parameters of `replay`."""
-    trajectory = _given(store.journal.trajectory(trajectory_id), configurable or {})
+    trajectory = _given(store.journal.trajectory(trajectory_id), configurable or {}, prompts or {})
     name = graph if isinstance(graph, str) else trajectory.graph
     compiled = (
         graph
@@ -149,13 +153,18 @@ async def replay_async(
     return replace(found, live=await player.continue_live(live_after, name, thread))
 
 
-def _given(trajectory: Trajectory, configurable: Mapping[str, Any]) -> Trajectory:
+def _given(
+    trajectory: Trajectory, configurable: Mapping[str, Any], prompts: Mapping[str, str]
+) -> Trajectory:
     metadata = trajectory.task.metadata
-    task = {
-        "metadata": {**metadata, CONFIGURABLE: {**metadata.get(CONFIGURABLE, {}), **configurable}}
-    }
-    changes = {"task": trajectory.task.model_copy(update=task)} if configurable else {}
-    return trajectory.model_copy(update=changes)
+    changed = dict[str, Any]()
+    for name, given in ((CONFIGURABLE, configurable), (PROMPTS, prompts)):
+        if given:
+            changed[name] = {**metadata.get(name, {}), **given}
+    if not changed:
+        return trajectory
+    task = trajectory.task.model_copy(update={"metadata": {**metadata, **changed}})
+    return trajectory.model_copy(update={"task": task})
 
 
 class _Silent(BaseChatModel):
@@ -217,7 +226,9 @@ class ReplayRun:
             record_draws,
         ):
             begin()
-        with using_policy(_Silent()):
+        texts = recorded_texts(self._trajectory.task.metadata)
+        prompts = PromptTexts(texts) if texts else None
+        with using_policy(_Silent()), using_prompts(prompts):
             try:
                 segments = await self._segments()
             except HrmError:

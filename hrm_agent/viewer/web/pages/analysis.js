@@ -21,7 +21,7 @@
       <${Answer} of=${answer}>${(data) => html`
         ${data.analyses.length
           ? html`<${Table} rows=${data.analyses} columns=${LIST(place, run)} id=${(one) => one.name} href=${(one) => address(place, run, one)} label="Analyses" order=${order} on_order=${set_order} />`
-          : html`<${Empty}>No analysis of this run was saved. <code>hrm-agent why</code> finds the step, and the rollouts of it, that taught a text. <code>hrm-agent film</code> shows the token at which each step changes the run of a task. <code>hrm-agent roles</code> finds the role that deserves a better policy. <code>hrm-agent analyze --failures</code> says why runs failed. <code>hrm-agent gate</code> compares a changed agent with the recorded one.</${Empty}>`}
+          : html`<${Empty}>No analysis of this run was saved. <code>hrm-agent why</code> finds the step, and the rollouts of it, that taught a text. <code>hrm-agent film</code> shows the token at which each step changes the run of a task. <code>hrm-agent roles</code> finds the role that deserves a better policy. <code>hrm-agent analyze --failures</code> says why runs failed. <code>hrm-agent gate</code> compares a changed agent with the recorded one. <code>hrm-agent optimize</code> improves prompts.</${Empty}>`}
         ${data.unreadable > 0 && html`<p class="muted">Files that are not valid analyses: ${data.unreadable}.</p>`}
       `}</${Answer}>
     </${Page}>`;

@@ -1,0 +1,1 @@
+"""Prompts that `hrm-agent optimize` finds."""

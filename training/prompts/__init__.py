@@ -1,0 +1,1 @@
+"""Evolution of the prompts of a graph: rollouts, feedback by prompt, and the search by gepa."""
