@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,8 @@ def test_a_run_is_walked_while_another_one_is_written(
         page.goto(page.url.partition("#")[0] + "#/")
         later = page.get_by_role("link", name="later")
         expect(later).to_be_visible()
+        while not (runs / "later" / "metrics.jsonl").is_file():  # its store exists by then
+            time.sleep(0.05)
         later.click()
         accuracy = page.get_by_role("slider", name="Accuracy")
         expect(accuracy).to_be_visible()
