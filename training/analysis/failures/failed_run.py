@@ -71,16 +71,21 @@ def shown(text: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
+def _has_number(text: str, wanted: Fraction) -> bool:
+    """True if a text of any length has a number."""
+    written = {each[0] for each in _FRACTION.finditer(text)}
+    without = _FRACTION.sub(lambda each: " " * len(each[0]), text)
+    written.update(each[0] for each in _NUMBER.finditer(without))
+    return any(number(each) == wanted for each in written)
+
+
 def numbers_in(text: str) -> list[Fraction]:
     """Numbers in a text, in their order."""
-    return _numbers(bounded(text))
-
-
-def _numbers(text: str) -> list[Fraction]:
-    without = _FRACTION.sub(lambda each: " " * len(each[0]), text)
+    whole = bounded(text)
+    without = _FRACTION.sub(lambda each: " " * len(each[0]), whole)
     found = sorted(
         (each.start(), value)
-        for each in (*_FRACTION.finditer(text), *_NUMBER.finditer(without))
+        for each in (*_FRACTION.finditer(whole), *_NUMBER.finditer(without))
         if (value := number(each[0])) is not None
     )
     return [value for _, value in found]
@@ -145,7 +150,7 @@ class FailedRun:
     def _contains(self, text: str) -> bool:
         """True if a text of any length has the reference answer."""
         if self._value is not None:
-            return self._value in _numbers(text)
+            return _has_number(text, self._value)
         if self.too_common or len(self._words) > _LONGEST_WORDS:
             return False
         return re.search(rf"(?<!\w){re.escape(self._words)}(?!\w)", _plain(text)) is not None
