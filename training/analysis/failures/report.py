@@ -488,13 +488,10 @@ def _paired(classes: Sequence[_Columns]) -> list[tuple[Estimate, float]]:
     drawn = bootstrapped(
         [[*map(float, each)] for each in columns], seed=_SEED, resamples=_RESAMPLES, shares=False
     )
-    found: list[tuple[Estimate, float]] = []
-    for estimate, column in zip(drawn, columns, strict=True):
-        # equal differences get a width, even if rounding made their means differ
-        same = Estimate(estimate.value, estimate.value, estimate.value)
-        drawn_or_same = same if len({*column}) == 1 else estimate
-        found.append((with_width(drawn_or_same, len(column)), sign_flip_p(column)))
-    return found
+    return [
+        (with_width(estimate, len(column)), sign_flip_p(column))
+        for estimate, column in zip(drawn, columns, strict=True)
+    ]
 
 
 def _unpaired(before: Sequence[Fraction], after: Sequence[Fraction]) -> tuple[Estimate, float]:
