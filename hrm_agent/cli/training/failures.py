@@ -202,9 +202,9 @@ def _asking(arguments: argparse.Namespace, folder: Path) -> _Asking:
     if most is None and budget is not None and isinstance(backend, BaseChatModel):
         most = _HOSTED_REPLY
     settings = RunSettings(max_tokens=most)
-    return _Asking(
-        arguments.judge, backend, settings, arguments.budget, budget, prices, folder / "judge"
-    )
+    place = folder / "judge"
+    place.mkdir(parents=True, exist_ok=True)
+    return _Asking(arguments.judge, backend, settings, arguments.budget, budget, prices, place)
 
 
 def _ask(
@@ -222,7 +222,6 @@ def _ask(
     from hrm_agent.training.evaluation.budget import Meter
 
     place = asking.place
-    place.mkdir(parents=True, exist_ok=True)
     with alone_in(place), open_store(place / "store.db") as store:
         meter = Meter(
             place / "asked.jsonl", asking.prices, asking.budget, store.journal.calls_among

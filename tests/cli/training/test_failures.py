@@ -172,6 +172,10 @@ def test_limits_of_the_judge_are_read_before_the_runs(hrm: Command) -> None:
     store_of("empty")
     told = hrm("analyze", "--failures", "empty", "--judge", "openai:m", "--price", "cheap")
     assert told.code == 2 and "--price 'cheap' is not a price" in told.err
+    Path("judge.jsonl").write_text('"a reply"\n')
+    words = ("empty", "--judge", "scripted:judge.jsonl", "--out", "/proc/nowhere")
+    told = hrm("analyze", "--failures", *words)
+    assert told.code == 2 and "/proc/nowhere" in told.err
 
 
 @pytest.mark.parametrize(
