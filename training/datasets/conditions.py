@@ -163,6 +163,12 @@ def read_condition(text: str) -> Condition:
             f"Write one of them. A text that begins with {given[0]} is found by a pattern:"
             f" {named[:40]}~[{given[0]}]*",
         )
+    value = _value_given(text, named, field, sign, given)
+    return Condition(text, field, key, sign, value)
+
+
+def _value_given(text: str, named: str, field: str, sign: str, given: str) -> Any:
+    """Value of a condition, of the type that its field and operator compare."""
     value: Any = given
     if sign in ("=", "!=") and given == "null":
         value = None
@@ -191,7 +197,7 @@ def read_condition(text: str) -> Condition:
                 f"--where {text[:80]!r}: there is no {field} {given[:40]!r}.",
                 f"{near} Known: {', '.join(known)}.".strip(),
             )
-    return Condition(text, field, key, sign, value)
+    return value
 
 
 def _given(text: str) -> str:

@@ -17,7 +17,13 @@ RUN = make_trajectory().model_copy(
             id="1",
             family="otel",
             prompt="Where is my order?",
-            metadata={"customer": {"plan": "gold", "age": 7}, "test": True, "n": "7", "a.b": 1, "void": None},
+            metadata={
+                "customer": {"plan": "gold", "age": 7},
+                "test": True,
+                "n": "7",
+                "a.b": 1,
+                "void": None,
+            },
         ),
         "tool_calls": (make_tool_call(status=ToolStatus.ERROR), make_tool_call("tc-1")),
     }
