@@ -125,9 +125,11 @@ class Added:
     dataset: Dataset
     """Newest version after the addition."""
     added: int
-    """Number of new examples (0 if no version was made)."""
+    """Number of new examples (0 if no version was made, or only to join others)."""
     known: int
     """Number of given examples that were in the newest version before."""
+    joined: int = 0
+    """Number of versions of several branches that the new version joins."""
 
 
 def split_reference(text: str) -> tuple[str, int | None]:
@@ -280,6 +282,7 @@ def add_examples(
                 f" questions, not {eval_share:g}: with another one, examples would change sides.",
                 "Leave --eval-share out, or begin a data set of another name.",
             )
+        joined = len(parts) if len(parts) > 1 else 0
         held = {each.id: each for part in parts for each in part.examples}
         known = {each.task_digest for each in held.values()}
         answered = {each.task_digest for each in held.values() if each.answer is not None}
@@ -289,7 +292,7 @@ def add_examples(
             if given[id_].task_digest in (known if given[id_].answer is None else answered)
         }
         new = given.keys() - held.keys() - repeated
-        if len(parts) == 1 and before is not None and not new:
+        if before is not None and not joined and not new:
             return Added(before, 0, len(given))
         share = (
             (_SHARE if eval_share is None else eval_share) if before is None else before.eval_share
@@ -302,7 +305,7 @@ def add_examples(
         with replacing(version.path) as part, part.open("w", encoding="utf-8", newline="") as file:
             file.write(f"{canonical(head.model_dump())}\n")
             file.writelines(f"{each.line}\n" for each in together)
-    return Added(Dataset(version, share, tuple(together)), len(new), len(given) - len(new))
+    return Added(Dataset(version, share, tuple(together)), len(new), len(given) - len(new), joined)
 
 
 def _files(own: Path) -> list[tuple[int, str, Path]]:

@@ -82,7 +82,7 @@ def test_from_traces_to_an_evaluation(hrm: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("add d runs --where reward>2", "None of the 1 runs in runs fulfils reward>2."),
+        ("add d runs --where reward>2", "No run in runs fulfils reward>2 (runs: 1)."),
         ("add d runs --where scores.mine>2", "runs has no scores 'mine'."),
         ("add d runs --where reward~2", "is a number, which ~ does not compare"),
         ("add d runs --run other", "runs has no runs of the run 'other'."),

@@ -199,7 +199,7 @@ def test_versions_of_two_branches_are_joined_by_the_next_addition(tmp_path: Path
     assert len(read_version(file_of_version(first, "d@3")).examples) == 10
     # an addition of what is there already joins them, too
     joined = add_examples(first, "d", several(0, 1))
-    assert (joined.dataset.version.reference, joined.added) == ("d@4", 0)
+    assert (joined.dataset.version.reference, joined.added, joined.joined) == ("d@4", 0, 3)
     assert len(read_version(file_of_version(first, "d")).examples) == 13
     assert add_examples(first, "d", several(0, 1)).dataset == joined.dataset
 
