@@ -37,6 +37,7 @@ from hrm_agent.training.tasks.spec import (
 )
 
 __all__ = [
+    "DATASET",
     "SOURCES_FILE",
     "TaskSources",
     "changed_sources",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 SOURCES_FILE = "tasks.json"
+DATASET = "the data set "
+"""Beginning of the name of a data set's version among the digests."""
 _FILES = ("aime", "bfcl", "csv", "gpqa", "gsm8k", "ifeval", "jsonl", "math500", "parquet")
 
 
@@ -159,7 +162,7 @@ def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]
     elif kind == "dataset":
         with suppress(TaskError):  # the loader reports it
             version = version_of_spec(rest, folder)
-            yield f"the data set {version.reference}", version.path
+            yield f"{DATASET}{version.reference}", version.path
     elif kind == "hf":
         place, _ = file_of(rest, split, folder)
         paths = (path for path in sorted(place.rglob("*")) if path.is_file())
