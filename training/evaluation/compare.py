@@ -34,8 +34,8 @@ __all__ = [
 
 _LEVEL = 0.05
 SCORED_APART = (
-    "Problems with an answer that is right in one and wrong in the other: {}. They were scored by"
-    " different rewards: compare scores of one rubric (--by NAME)."
+    "Problems with an answer that is right in one and wrong in the other: {}. They may have been"
+    " scored by different rewards: compare scores of one rubric (--by NAME)."
 )
 _NAMED = 20
 """Maximum number of problem ids listed in the text. The JSON file lists all."""
