@@ -238,6 +238,8 @@ def compare_held_out(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> HeldOut:
         for found in bootstrapped(columns, seed=0, resamples=10_000)
     )
     (gain,) = bootstrapped([gains], seed=0, resamples=10_000, shares=False)
+    if max(gains) - min(gains) < _ROUNDING:
+        gain = Estimate(gain.value, gain.value, gain.value)
     gain = with_width(gain, len(pairs))
     ids = [a.task.id for a, _ in pairs]
     return HeldOut(
