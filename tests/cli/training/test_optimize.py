@@ -335,7 +335,7 @@ def tasks(split):
 
 
 def same(split):
-    rows = [{"prompt": f"Add {n} and 7.", "answer": str(n + 7)} for n in range(40)]
+    rows = [{"prompt": f"Add {n // 2} and 7.", "answer": str(n // 2 + 7)} for n in range(40)]
     return [{"id": f"{split}-{place}", **row} for place, row in enumerate(rows)]
 
 
@@ -384,13 +384,16 @@ def test_texts_that_are_worse_on_held_out_tasks_are_not_recommended(hrm: Command
 
 @pytest.mark.usefixtures("adder")
 def test_the_held_out_figure_is_the_mean_reward(hrm: Command) -> None:
-    """Use a rubric without an outcome above 0.5, and equal questions in both splits."""
+    """Use a rubric without an outcome above 0.5, and each question twice in both splits."""
     propose("Write only the number.")
     given = ("--tasks", "./adder.py:same", "--rewards", "./adder.py:graded")
-    done = hrm(*SEARCH, *given, "--budget", "34rollouts")
+    done = hrm(*SEARCH, *given, "--budget", "26rollouts")
     assert done.code == 0, done.err
-    assert "Held-out mean reward: 0.050 before, 0.450 after, on 8 tasks: +0.400 (+0.0" in done.out
+    assert "Held-out mean reward: 0.050 before, 0.450 after, on 4 tasks: +0.400 (-0.0" in done.out
+    assert "The difference is within chance (p = 0.12)" in done.out
     assert "Held-out pass@1 (outcome above 0.5): 0.000 before, 0.000 after" in done.out
+    assert "4 held-out tasks are left out: another one has the same question" in done.err
+    assert "The budget sufficed" not in done.err
     assert "tasks to learn from are left out: a held-out or an earlier one" in done.err
     assert "--prompts 'my runs/found/prompts.toml'" in done.out
 
