@@ -412,6 +412,35 @@ def test_a_text_that_the_budget_does_not_suffice_to_judge_is_named(hrm: Command)
 
 
 @pytest.mark.usefixtures("adder")
+def test_a_template_is_changed_again_and_again(hrm: Command) -> None:
+    """Requests have the new template, filled. A reflection sees them as well."""
+    asker = ADDER.replace('Prompt("adder", "You add numbers.")', 'Prompt("asker", "Sum: {task}")')
+    asker = asker.replace(
+        '[SystemMessage(SYSTEM), *state["messages"]]',
+        '[("human", SYSTEM.format(task=state["messages"][-1].text))]',
+    )
+    # the first change suffices for even numbers
+    Path("asker.py").write_text(
+        asker.replace("number < 100", "number % 2 == 0").replace("only", "any")
+    )
+    first, then = (json.dumps(f"```\nFor {word}: {{task}}\n```") for word in ("small", "any"))
+    Path("texts.jsonl").write_text(f"{first}\n{then}\n")
+    words = ["./asker.py:graph" if word == "./adder.py:graph" else word for word in SEARCH]
+    given = ("--tasks", "./adder.py:tasks", "--rewards", "answer:text", "--budget", "80rollouts")
+    done = hrm(*words, *given, "--seed", "2", "--json")
+    assert done.code == 0, done.err
+    assert [each["prompt"] for each in done.json["candidates"]] == [None, "asker", "asker"]
+    assert done.json["texts"] == {"asker": "For any: {task}"}
+    # a search can begin with a replaced template
+    Path("start.toml").write_text('[prompts]\nasker = "For small: {task}"\n')
+    Path("more.jsonl").write_text(4 * f"{then}\n")
+    words = [word.replace("found", "again").replace("texts.jsonl", "more.jsonl") for word in words]
+    done = hrm(*words, *given, "--prompts", "start.toml", "--json")
+    assert done.code == 0, done.err
+    assert done.json["texts"] == {"asker": "For any: {task}"}
+
+
+@pytest.mark.usefixtures("adder")
 def test_judges_are_not_asked_under_a_budget_of_tokens(server: FakeProvider, hrm: Command) -> None:
     done = hrm(*WORDS, "--budget", "30000tokens", "--rewards", "./adder.py:judge")
     assert done.code == 2 and "whose requests are not counted in a budget of tokens" in done.err
