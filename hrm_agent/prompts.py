@@ -30,7 +30,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from hrm_agent.errors import ConfigError, nearest
 
@@ -556,8 +556,9 @@ def _texts_of(kind: str, content: Any) -> list[tuple[int, str]]:
     if isinstance(content, str):
         return [(-1, content)]
     found = list[tuple[int, str]]()
-    for place, block in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        text: Any = block.get("text") if isinstance(block, dict) else block  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    blocks = cast("list[Any]", content) if isinstance(content, list) else []
+    for place, block in enumerate(blocks):
+        text = cast("dict[str, Any]", block).get("text") if isinstance(block, dict) else block
         if isinstance(text, str):
             found.append((place, text))
     return found

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from hrm_agent import Prompt, prompts
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_FORMAT_PROMPT, PLANNER_PROMPT
-from hrm_agent.prompts import PromptTexts, fields_of, using_prompts, with_prompts
+from hrm_agent.prompts import PromptTexts, fields_of, texts_on_record, using_prompts, with_prompts
 
 
 @pytest.fixture(autouse=True)
@@ -219,11 +219,11 @@ def test_names_that_are_not_unique() -> None:
         sent(texts, SystemMessage("Two."))
     module["__name__"] = __name__
     exec('Prompt("twice", "Two of one module.")', module)
+    both = [SystemMessage("One."), SystemMessage("Two of one module.")]
     with pytest.raises(
         ConfigError, match=r"two prompts called 'twice' in .*, with different texts"
     ):
-        same = PromptTexts({"twice": "Four."})
-        sent(same, SystemMessage("One."), SystemMessage("Two of one module."))
+        sent(PromptTexts({"twice": "Four."}), *both)
     with pytest.raises(ConfigError, match=r"lacks the field \{a\}"):
         sent(PromptTexts({"twice": "Four."}), SystemMessage("Three with {a}."))
     with pytest.raises(ConfigError, match=r"has the unknown field \{b\}"):
@@ -239,3 +239,8 @@ def test_equal_prompts_have_equal_texts() -> None:
     with pytest.raises(ConfigError, match="'one' and 'two' are equal in the source"):
         PromptTexts({"one": "x"})
     PromptTexts({"one": "The same."})
+
+
+def test_a_renamed_prompt_of_a_record() -> None:
+    with pytest.raises(ConfigError, match=r"no prompt 'renamed'.* recorded with the run"):
+        texts_on_record({"renamed": "x"}, [])

@@ -42,7 +42,8 @@ def tell_unreached_prompts(texts: Mapping[str, str], runs: Iterable[Trajectory])
     elif left := texts.keys() - reached:
         remark(
             f"No request contains the prompts {_listed(left)} of --prompts: either their roles were"
-            " not asked, or the graph changes the texts before it sends them."
+            " not asked, or the graph changes the texts before it sends them, or these requests are not"
+            " recorded."
         )
 
 

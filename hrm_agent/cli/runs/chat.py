@@ -81,7 +81,7 @@ def run(words: list[str]) -> int:
             session.stand_on(arguments.thread or new_name(), config)
             chat = _Chat(session)
             said = arguments.say
-            code = chat.one_turn(said) if said is not None else chat.wholeto_end()
+            code = chat.one_turn(said) if said is not None else chat.run_to_end()
             if session.known is not None and session.config.prompts:
                 whole = store.journal.trajectory(session.known.id)
                 tell_unreached_prompts(session.config.prompts, [whole])

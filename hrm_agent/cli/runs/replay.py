@@ -270,6 +270,13 @@ def _tell_unreached(store: RunStore, found: Replay, arguments: Any) -> None:
         tell_unreached_prompts(texts, [store.journal.trajectory(found.trajectory.id)])
 
 
+def _tell_unreached_by_all(store: RunStore, arguments: Any) -> None:
+    """Report the texts of --prompts that no run of the store has."""
+    if arguments.prompts:
+        texts = read_prompts_file(arguments.prompts)
+        tell_unreached_prompts(texts, store.journal.trajectories(run_id=arguments.run))
+
+
 def _compared(checkpoints: int, tasks: int, writes: int) -> str:
     return f"{checkpoints} checkpoints, {tasks} tasks, {writes} writes"
 
@@ -428,12 +435,7 @@ def _check(arguments: Any, output: Output) -> int:
                 f"{store.url} has no trajectory{of_run} that has ended.",
                 f"`hrm-agent history --store {store.url}`",
             )
-        if arguments.prompts:
-            ended = (each for each in store.journal.headers() if run_id in (None, each.run_id))
-            tell_unreached_prompts(
-                read_prompts_file(arguments.prompts),
-                (store.journal.trajectory(each.id) for each in ended),
-            )
+        _tell_unreached_by_all(store, arguments)
     told = {
         **counts,
         "not_compared": not_compared,

@@ -161,6 +161,13 @@ def test_texts_reach_a_graph_however_it_is_made(hrm: Command, prompts: Path, gra
     assert hrm("replay", "new", *store).code == 0
 
 
+def test_a_filled_template_is_not_reported(hrm: Command, prompts: Path) -> None:
+    written({"template": NEW["template"]})
+    done = run(hrm, "template", "--prompts", str(prompts))
+    assert answer(done) == SENT["template"]
+    assert "No request contains" not in done.err
+
+
 def test_a_factory_makes_its_prompt(hrm: Command, prompts: Path) -> None:
     written({"made": "Say perhaps."})
     assert answer(run(hrm, "made", "--prompts", str(prompts))) == "Say perhaps. | hello"
@@ -232,7 +239,8 @@ def test_every_command_reports_texts_that_reach_no_request(hrm: Command, prompts
         done = hrm(*words, "--prompts", str(prompts))
         assert done.code == 0, done.err
         assert "No request contains the prompts read of --prompts" in done.err
-    gate = hrm("gate", "runs", "--rewards", "answer:text", "--prompts", str(prompts))
+    Path("rubric.py").write_text("def rubric(text):\n    return 1.0\n")
+    gate = hrm("gate", "runs", "--rewards", "./rubric.py:rubric", "--prompts", str(prompts))
     assert gate.code == 2
     assert "No request contains the prompts read of --prompts, so nothing was" in gate.err
 
@@ -252,15 +260,6 @@ def test_a_task_that_has_the_text_of_a_prompt(hrm: Command, prompts: Path) -> No
     assert hrm("replay", "new").code == 0
 
 
-def test_a_renamed_prompt(hrm: Command, prompts: Path) -> None:
-    written({"./graphs_of_mine.py:SYSTEM": "Say nothing."})
-    assert run(hrm, "constant", "--prompts", str(prompts), "--thread", "new").code == 0
-    Path("graphs_of_mine.py").write_text(GRAPHS.replace("SYSTEM", "TEXT"))
-    done = hrm("replay", "new")
-    assert done.code == 2
-    assert "recorded with the run, by the names that prompts had then" in done.err
-
-
 def test_a_file_keeps_the_ends_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "prompts.toml"
     texts = {"a.b": "one\r\ntwo\rthree\n", "c": "x"}
@@ -269,7 +268,7 @@ def test_a_file_keeps_the_ends_of_lines(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert read_prompts_file(path) == texts
     with pytest.raises(ConfigError, match="has no file name"):
-        read_prompts_file(Path(""))
+        read_prompts_file(Path())
 
 
 @pytest.mark.parametrize(
