@@ -29,7 +29,7 @@ from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Trajectory, content_hash
 
 __all__ = [
-    "HeldOut",
+    "HeldOutResult",
     "Improvement",
     "TaskSplits",
     "compare_held_out",
@@ -63,7 +63,7 @@ class TaskSplits:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOutResult:
     """Held-out tasks with the texts of the start, paired with those with the best texts."""
 
     tasks: int
@@ -111,7 +111,7 @@ class Improvement:
     """Texts at the start, of all prompts that were to be improved."""
     evolution: Evolution
     """Candidates and proposals."""
-    held_out: HeldOut
+    held_out: HeldOutResult
     """Result on the held-out tasks."""
 
     @property
@@ -225,7 +225,7 @@ def improve_prompts(
     return Improvement(start, evolution, compare_held_out(pairs))
 
 
-def compare_held_out(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> HeldOut:
+def compare_held_out(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> HeldOutResult:
     """Compare pairs of runs of the same tasks, before and after."""
     rewards = [(reward_of(a), reward_of(b)) for a, b in pairs]
     # rewards of any scale are mapped to [0, 1], for intervals of rewards that are all equal
@@ -242,7 +242,7 @@ def compare_held_out(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> HeldOut:
         gain = Estimate(gain.value, gain.value, gain.value)
     gain = with_width(gain, len(pairs))
     ids = [a.task.id for a, _ in pairs]
-    return HeldOut(
+    return HeldOutResult(
         tasks=len(pairs),
         before=before,
         after=after,

@@ -49,7 +49,7 @@ from hrm_agent.trajectory import Sampling
 
 if TYPE_CHECKING:
     from hrm_agent.training.prompts.evolution import PromptCandidate
-    from hrm_agent.training.prompts.optimize import HeldOut, Improvement, TaskSplits
+    from hrm_agent.training.prompts.optimize import HeldOutResult, Improvement, TaskSplits
 
 __all__ = ["optimize_run", "run"]
 
@@ -373,7 +373,7 @@ def _show_candidates(
     output.table(heads, rows, title=f"Prompts of {config.graph}")
 
 
-def _show_held_out(output: Output, held_out: HeldOut, tested: int) -> None:
+def _show_held_out(output: Output, held_out: HeldOutResult, tested: int) -> None:
     output.say(
         f"Held-out mean reward: {held_out.before.value:.3f} before, {held_out.after.value:.3f}"
         f" after, on {held_out.tasks} tasks: {_interval(held_out.difference)}."
