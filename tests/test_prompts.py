@@ -18,7 +18,12 @@ from hrm_agent.prompts import PromptTexts, fields_of, texts_on_record, using_pro
 @pytest.fixture(autouse=True)
 def defined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of a test alone, beside the shipped ones."""
-    monkeypatch.setattr(prompts, "_texts", copy.deepcopy(prompts._texts))
+    shipped = {
+        name: dict(texts)
+        for name, texts in prompts._texts.items()
+        if all(module.startswith("hrm_agent.") for module in texts.values())
+    }
+    monkeypatch.setattr(prompts, "_texts", shipped)
 
 
 def sent(texts: PromptTexts, *messages: AnyMessage) -> list[object]:
