@@ -214,8 +214,8 @@ def hashes_of_options(model: BaseChatModel, options: Mapping[str, Any]) -> dict[
         if name in _ADDRESSES:
             value = str(value).rpartition("@")[2]  # without a password
         if isinstance(value, Mapping):
-            options = cast("Mapping[str, Any]", value).items()
-            value = {key: each for key, each in options if not _KEY.search(key)}
+            entries = cast("Mapping[str, Any]", value).items()
+            value = {key: each for key, each in entries if not _KEY.search(key)}
         found[name] = content_hash(_hashable(value))[:16]
     return found
 
