@@ -94,7 +94,7 @@ class GateResult:
     planned: int
     """Number of tasks that could be compared."""
     unchanged: bool
-    """True if all runs were repeated exactly, and nothing was asked."""
+    """True if all runs were repeated with the recorded requests and scores, so nothing was asked."""
     used_up: bool
     """True if the budget ended the comparison."""
     compared: list[GatedRun]
@@ -161,14 +161,18 @@ def expected_cost(offline: Sequence[Repeat], samples: int) -> Expected:
         read, sampled = usage(call)
         before = by_model.get(call.model, (0, 0))
         by_model[call.model] = before[0] + read, before[1] + sampled
-    found = [each.difference for each in offline if each.difference is not None]
+    found = [(e.difference.role, e.difference.words) for e in offline if e.difference is not None]
+    for each in offline:
+        if each.difference is None and not each.unchanged:
+            words = f"ends with {each.other_end}" if each.other_end else "sends fewer requests"
+            found.append(("", words))
     return Expected(
         runs=sum(not each.unchanged for each in offline),
         requests=len(calls),
         read=sum(read for read, _ in by_model.values()),
         sampled=sum(sampled for _, sampled in by_model.values()),
         by_model=by_model,
-        differences=Counter((each.role, each.words) for each in found),
+        differences=Counter(found),
     )
 
 
@@ -272,7 +276,8 @@ class _Comparison:
                 "Name runs that can: RUNS or --run.",
             )
         exact = done == len(order) and not self.left_out
-        if exact and all(each.unchanged for one in compared for each in one.repeats):
+        same = all(each.same_requests for one in compared for each in one.repeats)
+        if exact and same and not any(differences):
             found = look(differences, planned, unchanged=True)
             return GateResult(found, planned, True, False, compared)
         return GateResult(found, planned, False, used_up, compared, self.left_out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Collection, Generator, Sequence
@@ -195,7 +196,8 @@ def _resolved(policy: str) -> str:
     asked = parse_model(policy)
     if asked.scheme or not is_folder(asked.name):
         return policy
-    return policy.replace(asked.name, str(Path(asked.name).resolve()), 1)
+    # links are kept, since they can be changed
+    return policy.replace(asked.name, os.path.abspath(asked.name), 1)  # noqa: PTH100
 
 
 def _default_folder(config: GateConfig) -> Path:
@@ -307,7 +309,7 @@ async def _replayed(
             repeats, runs, closed, concurrency=_CONCURRENCY, on_done=lambda: advance("")
         )
     if all(each.trajectory is not None for each in offline):
-        _refuse_without_effect(gate.config.policy, repeats.policies)
+        _refuse_without_effect(gate.config, repeats.policies)
     _refuse_unreached(gate, offline)
     expected = expected_cost(offline, gate.config.samples)
     cost = expected_money(expected, gate.prices, gate.config.policy)
@@ -350,7 +352,7 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
                 concurrency=config.concurrency or (_CONCURRENCY if gate.budget is None else 1),
                 on_done=lambda: advance(""),
             )
-        _refuse_without_effect(config.policy, repeats.policies)
+        _refuse_without_effect(config, repeats.policies)
         if config.prompts and not names_reached(config.prompts, store.journal.trajectories()):
             refuse_unreached_prompts(config.prompts)
         tell_unreached_prompts(config.prompts, store.journal.trajectories())
@@ -403,14 +405,24 @@ def _removed_on_error(folder: Path) -> Generator[None]:
         raise
 
 
-def _refuse_without_effect(policy: str, asked: Collection[str]) -> None:
-    """Raise `ConfigError` if no run asks the new policy. `asked`: models behind policy()."""
+def _refuse_without_effect(config: GateConfig, asked: Collection[str]) -> None:
+    """Raise `ConfigError` for options of a policy that no run asks. `asked`: models behind
+    policy().
+    """
+    policy = config.policy
     loaded = policy.partition(":")[2].partition("?")[0]
     if policy and not {policy, loaded} & {*asked}:
         raise ConfigError(
             f"No run asks {policy}: the graph asks models of its own.",
             "Let the graph take its model from policy(), or let the policy answer for them:"
             " --stand-in.",
+        )
+    flags = {"--temperature": config.temperature, "--max-tokens": config.max_tokens}
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given and not asked:
+        raise ConfigError(
+            f"{given[0]} has no effect: no run asks the policy.",
+            "Leave it out: the graph sets the options of its own models.",
         )
 
 

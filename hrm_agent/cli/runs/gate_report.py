@@ -81,7 +81,7 @@ def expected_lines(found: RunsToRepeat, expected: Expected, cost: float) -> Iter
         return
     yield f"{expected.runs} of {_count(total, 'run')} differ:"
     for (role, words), count in expected.differences.most_common(_NAMED):
-        yield f"  {_count(count, 'run')}, role {role}: {words}"
+        yield f"  {_count(count, 'run')}{f', role {role}' if role else ''}: {words}"
     if not expected.requests:
         yield "Nothing is to be asked, if no request follows that is not on record."
         return
@@ -176,7 +176,7 @@ def _cause(each: GatedRun) -> str:
         return first.difference.words
     now = first.trajectory
     if now is None or now.status is each.run.trajectory.status:
-        return "makes another answer from the recorded ones"
+        return f"ends with {first.other_end or 'another answer'}"
     if now.status is RunStatus.FAILED:
         return f"fails: {error_of(now)}"
     reason = "" if now.stop_reason is None else f" ({now.stop_reason.value})"
@@ -189,7 +189,9 @@ def _sentence(result: GateResult) -> str:
     runs = len(result.compared)
     on = f"on {_count(runs, 'run')}"
     if result.unchanged:
-        return f"equal: all {_count(runs, 'run')} repeat as recorded, and nothing was asked"
+        exactly = all(each.unchanged for one in result.compared for each in one.repeats)
+        as_recorded = "repeat as recorded" if exactly else "have the recorded requests and scores"
+        return f"equal: all {_count(runs, 'run')} {as_recorded}, and nothing was asked"
     found = result.look.difference
     interval = f"({_points(found.low)} to {_points(found.high)})"
     match result.verdict:
