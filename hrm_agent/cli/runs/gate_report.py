@@ -81,7 +81,7 @@ def expected_lines(found: RunsToRepeat, expected: Expected, cost: float) -> Iter
         return
     yield f"{expected.runs} of {_count(total, 'run')} differ:"
     for (role, words), count in expected.differences.most_common(_NAMED):
-        yield f"  {_count(count, 'run')}, role {role}: {words}"
+        yield f"  {_count(count, 'run')}{f', role {role}' if role else ''}: {words}"
     if not expected.requests:
         yield "Nothing is to be asked, if no request follows that is not on record."
         return
@@ -133,6 +133,10 @@ def report_data(
         "not_comparable": {
             reason: [run.trajectory.thread_id for run in runs]
             for reason, runs in result.left_out.items()
+        },
+        "without_score": {
+            reason: [run.trajectory.thread_id for run in runs]
+            for reason, runs in result.without_score.items()
         },
         "left_out": dict(found.left_out),
         "expected": expected_data(found, expected, cost),
@@ -187,7 +191,7 @@ def _cause(each: GatedRun) -> str:
 def _sentence(result: GateResult) -> str:
     """Verdict in one sentence."""
     runs = len(result.compared)
-    on = f"on {_count(runs, 'run')}"
+    on = f"on {_count(runs + sum(map(len, result.without_score.values())), 'run')}"
     if result.unchanged:
         return f"equal: all {_count(runs, 'run')} repeat as recorded, and nothing was asked"
     found = result.look.difference
@@ -232,6 +236,11 @@ def _notes(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"Score: {data['old']:.3f} on record, {data['new']:.3f} now."
     for reason, threads in data["not_comparable"].items():
         yield f"Not comparable: {_count(len(threads), 'run')} ({_names(threads)}): {reason}."
+    for reason, threads in data["without_score"].items():
+        yield (
+            f"Without a score: {_count(len(threads), 'run')} of the new agent ({_names(threads)}):"
+            f" {reason}. The interval holds for every score that they could have."
+        )
     for error, count in data["failed"].items():
         yield f"Failed, so that the score is 0: {_count(count, 'run')} of the new agent: {error}."
     if data["stopped_early"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,9 @@ from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
 from hrm_agent.training.analysis.gate_repeats import RecordedRun, ToolRule
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
+from hrm_agent.training.config.parts import StoreUrl
 from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.rollout.eligibility import unanswered_calls
 from hrm_agent.training.rollout.rollout import recorded_seed
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.training.tasks.own_verifier import VERIFIER, verifier_spec
@@ -53,7 +56,7 @@ class GateConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    recorded: str = ""
+    recorded: StoreUrl = ""
     """Store or run folder of the recorded runs."""
     run: str = ""
     """Run whose trajectories are repeated (empty: all of the store, or of the folder's run)."""
@@ -139,15 +142,10 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
         for graph in [given.graph] if given.graph else graphs:
             load_graph(graph, given.configurable)  # a graph's modules define its prompts
         PromptTexts(given.prompts)
-    sampled = {each.thread for each in samples_of(headers)}
     if given.policy:  # reports a wrong name before anything is repeated
         _load(given.policy, given)
     runners = dict[str, EpisodeRunner]()
-    for header in headers:
-        if reason := _cannot(header, sampled):
-            found.left_out[reason].append(header.thread_id)
-            continue
-        whole = source.journal.with_calls(header, requests=False)
+    for header, whole in _repeatable(found, source, headers):
         values = known_config(source, whole)
         config = build_config(RunConfig, values, f"of thread {header.thread_id!r}")
         graph = given.graph or header.graph
@@ -188,8 +186,10 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
 
 
 def _read_folder(found: RunsToRepeat, where: str) -> None:
-    """Note the configuration of a run folder."""
+    """Note the configuration of a run folder, which may be named by its store."""
     path = Path(where)
+    if path.name == "store.db" and path.is_file():
+        path = path.parent
     file = path / CONFIG_FILE
     if "://" in where or not file.is_file():
         return
@@ -240,6 +240,22 @@ def _headers(source: RunStore, given: GateConfig, trained: GrpoConfig | None) ->
     if trained is not None and last is not None:
         return [each for each, step in zip(headers, steps, strict=True) if step == last]
     return headers
+
+
+def _repeatable(
+    found: RunsToRepeat, source: RunStore, headers: Sequence[Trajectory]
+) -> Iterator[tuple[Trajectory, Trajectory]]:
+    """Runs that can be repeated, as headers and with their calls. Notes the others in `found`."""
+    sampled = {each.thread for each in samples_of(headers)}
+    for header in headers:
+        if reason := _cannot(header, sampled):
+            found.left_out[reason].append(header.thread_id)
+            continue
+        whole = source.journal.with_calls(header, requests=False)
+        if unanswered_calls(whole):
+            found.left_out["has a request that a model failed to answer"].append(header.thread_id)
+            continue
+        yield header, whole
 
 
 def _cannot(header: Trajectory, sampled: set[str]) -> str:
