@@ -286,8 +286,8 @@ def _refuse_folder(config: GateConfig, out: Path) -> None:
 
 def _refuse_report(report: Path) -> None:
     """Raise `ConfigError` if a file cannot be written, before anything is asked for its content."""
-    there = report.exists()
     try:
+        there = report.exists()
         report.open("a").close()
         if not there:
             report.unlink()
