@@ -14,7 +14,7 @@ from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_traj
 from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, RunError, StoreError, TaskError, nearest
 from hrm_agent.store import RunStore
-from hrm_agent.store.run_store import own_run
+from hrm_agent.store.run_store import own_run, shown_url
 from hrm_agent.training.datasets import (
     FOLDER,
     Dataset,
@@ -186,14 +186,14 @@ def _scorings(
     known = store.scorings.rubrics() if names else []
     if unknown := sorted(names - {*known}):
         raise StoreError(
-            f"{where} has no scores {unknown[0]!r}. {nearest(unknown[0], known)}".strip(),
+            f"{shown_url(where)} has no scores {unknown[0]!r}. {nearest(unknown[0], known)}".strip(),
             f"It has: {', '.join(known)}." if known else "`hrm-agent rescore` makes scores.",
         )
     return {name: store.scorings.by_rubric(name) for name in names}
 
 
 def _nothing_chosen(arguments: Arguments, counts: Counter[str]) -> RunError:
-    runs = ", ".join(arguments.runs)
+    runs = ", ".join(map(shown_url, arguments.runs))
     if not counts["runs"]:
         of_run = f" of the run {arguments.run!r}" if arguments.run else ""
         return RunError(f"{runs} has no runs{of_run}.", "Record some first: `hrm-agent collect`.")
@@ -201,7 +201,7 @@ def _nothing_chosen(arguments: Arguments, counts: Counter[str]) -> RunError:
         said = " and ".join(arguments.where)
         return RunError(
             f"None of the {counts['runs']} runs in {runs} fulfils {said}.",
-            f"`hrm-agent history --store {arguments.runs[0]}` lists them.",
+            f"`hrm-agent history --store {shown_url(arguments.runs[0])}` lists them.",
         )
     return RunError(
         f"None of the {counts['chosen']} runs that were chosen in {runs} has a task: their prompts"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,12 +18,13 @@ from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config
 from hrm_agent.environment import Environment
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.models.loading.policy_loader import load_without_retries
 from hrm_agent.models.model_string import parse_model
 from hrm_agent.prompts import PromptTexts
 from hrm_agent.prompts_file import PromptsByName
-from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.runtime.episode import CONFIGURABLE, EpisodeRunner
 from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.execution.run_context import NOT_KEPT
@@ -47,6 +48,9 @@ from hrm_agent.trajectory import (
     derive_seed,
     step_in_name,
 )
+
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
 
 __all__ = ["GateConfig", "RunsToRepeat", "runs_to_repeat", "scorer_of"]
 
@@ -145,7 +149,7 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
     if given.policy:  # reports a wrong name before anything is repeated
         _load(given.policy, given)
     runners = dict[str, EpisodeRunner]()
-    for header, whole in _repeatable(found, source, headers):
+    for header, whole in _repeatable(found, source, headers, given):
         values = known_config(source, whole)
         config = build_config(RunConfig, values, f"of thread {header.thread_id!r}")
         graph = given.graph or header.graph
@@ -243,7 +247,7 @@ def _headers(source: RunStore, given: GateConfig, trained: GrpoConfig | None) ->
 
 
 def _repeatable(
-    found: RunsToRepeat, source: RunStore, headers: Sequence[Trajectory]
+    found: RunsToRepeat, source: RunStore, headers: Sequence[Trajectory], given: GateConfig
 ) -> Iterator[tuple[Trajectory, Trajectory]]:
     """Runs that can be repeated, as headers and with their calls. Notes the others in `found`."""
     sampled = {each.thread for each in samples_of(headers)}
@@ -255,7 +259,21 @@ def _repeatable(
         if unanswered_calls(whole):
             found.left_out["has a request that a model failed to answer"].append(header.thread_id)
             continue
+        if _has_asked_a_person(source, header, given):
+            found.left_out["asked a person, who is not asked again"].append(header.thread_id)
+            continue
         yield header, whole
+
+
+def _has_asked_a_person(source: RunStore, header: Trajectory, given: GateConfig) -> bool:
+    recorded = header.task.metadata.get(CONFIGURABLE) or {}
+    graph = load_graph(given.graph or header.graph, {**recorded, **given.configurable})
+    where: RunnableConfig = {"configurable": {"thread_id": header.thread_id}}
+    return any(
+        channel == INTERRUPT
+        for checkpoint in source.checkpointer.allowing(graph).list(where)
+        for _, channel, _ in checkpoint.pending_writes or ()
+    )
 
 
 def _cannot(header: Trajectory, sampled: set[str]) -> str:
