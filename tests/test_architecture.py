@@ -105,6 +105,7 @@ FRONT_DOORS = {
     "hrm_agent.runtime.execution.run_group",
     "hrm_agent.runtime.newest_state",
     "hrm_agent.runtime.replay.adopting",
+    "hrm_agent.runtime.replay.ends",
     "hrm_agent.runtime.replay.repeats",
     "hrm_agent.runtime.selection",
     "hrm_agent.runtime.settings",

@@ -342,12 +342,16 @@ def _whole(message: AIMessage) -> AIMessage:
 
 
 def close_failed_call(
-    pending: PendingCall, model: str, error: RaisedError, shown: AIMessage | None = None
+    pending: PendingCall,
+    model: str,
+    error: RaisedError,
+    shown: AIMessage | None = None,
+    sent: SentSampling | None = None,
 ) -> Call:
     """Record of a call that raised, or whose stream was abandoned.
 
-    `shown`: part that was streamed before. The record has an id of its own and no seed, since the
-    next call gets the same index.
+    `shown`: part that was streamed before. `sent`: sampling parameters of its request. The record
+    has an id of its own and no seed, since the next call gets the same index.
     """
     response, exact, lost = pack_answer(_whole(shown)) if shown is not None else ({}, None, None)
     return Call(
@@ -360,6 +364,7 @@ def close_failed_call(
         model=model,
         branch_reason=BranchReason.NO_TOKENS,
         sampling=None,
+        sampling_sent=sent,
         untrainable="the model gave no answer",
         tools=offered(pending.tools),
         response=response,

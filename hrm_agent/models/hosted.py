@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context
@@ -13,11 +14,12 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
+from pydantic import BaseModel
 
 from hrm_agent.basics.async_bridge import call_in_thread
 from hrm_agent.errors import ModelError
 from hrm_agent.models.call_recording import PendingCall, plain
-from hrm_agent.trajectory import Sampling, SentSampling
+from hrm_agent.trajectory import Sampling, SentSampling, content_hash
 from hrm_agent.trajectory.conversation_digest import context_of
 
 __all__ = [
@@ -49,6 +51,26 @@ _OTHER = (
     *("thinking_budget", "top_a", "top_k", "verbosity"),
 )
 """Names of further sampling parameters, whose values are numbers or short texts."""
+_ADDRESSES = (
+    *("base_url", "openai_api_base", "azure_endpoint", "anthropic_api_url", "endpoint_url"),
+    *("endpoint", "host", "inference_server_url", "location", "region_name"),
+)
+"""Attributes with the address of a model."""
+_ADDED = ("default_headers", "default_query", "extra_body", "model_kwargs")
+"""Attributes with options that some classes send and do not report to tracers."""
+_KEY = re.compile(
+    r"(?i)(?:^|[-_])(?:api[-_]?key|authorization|cookie|credentials|password|secret|token)$"
+)
+"""Pattern of names of options that hold a key, which may change at any time."""
+_NOT_SENT = frozenset(
+    {
+        *("stop", "tools", "functions"),  # these are compared apart
+        *("ls_structured_output_format", "structured_output_format"),
+        *("stream", "streaming", "stream_options", "stream_usage", "max_retries"),
+        *("timeout", "request_timeout", "default_request_timeout"),
+    }
+)
+"""Options that do not change an answer."""
 _TEXT_PARTS = frozenset(
     {
         *("text", "output_text", "text-plain"),
@@ -161,8 +183,46 @@ def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampl
         "seed": _whole(_amount(told.get("seed"))),
         "stop": tuple(text for text in ends if isinstance(text, str)),
         "other": {name: told[name] for name in _OTHER if _is_plain(told.get(name))},
+        "hashes": _hashes(model, told),
     }
     return SentSampling.model_validate(found)
+
+
+def _hashes(model: BaseChatModel, told: Mapping[str, Any]) -> dict[str, str]:
+    """Name of each option of a request -> hash of its value. Options that are recorded as they are
+    are left out, and so are keys.
+    """
+    # a client reads an address from the environment, too
+    client = getattr(model, "root_client", None)
+    url = getattr(client, "base_url", None)
+    sent = {name: getattr(model, name, None) for name in (*_ADDRESSES, *_ADDED)} | {**told}
+    if url is not None:
+        sent["base_url"] = str(url)
+        sent.pop("openai_api_base", None)
+    recorded = {"temperature", "top_p", "seed", *_LIMITS, *_OTHER}
+    found = dict[str, str]()
+    for name, value in sent.items():
+        if value is None or value == {} or name in _NOT_SENT or _KEY.search(name):
+            continue
+        if name in recorded and _is_plain(value):
+            continue
+        if name in _ADDRESSES:
+            value = str(value).rpartition("@")[2]  # without a password
+        if isinstance(value, Mapping):
+            options = cast("Mapping[str, Any]", value).items()
+            value = {key: each for key, each in options if not _KEY.search(key)}
+        found[name] = content_hash(_hashable(value))[:16]
+    return found
+
+
+def _hashable(value: Any) -> Any:
+    """JSON of an option. A class becomes the schema of its values."""
+    if isinstance(value, type) and issubclass(value, BaseModel):
+        return value.model_json_schema()
+    if isinstance(value, Mapping):
+        options = cast("Mapping[str, Any]", value).items()
+        return {str(name): _hashable(each) for name, each in options}
+    return plain(value)
 
 
 def _amount(value: Any) -> float | int | None:

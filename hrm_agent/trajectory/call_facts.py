@@ -138,6 +138,10 @@ class SentSampling(Record):
     """Further parameters that change the sampled text, by the provider's names: top_k,
     reasoning_effort and so on.
     """
+    hashes: dict[str, str] | None = Field(default=None, exclude_if=lambda hashes: hashes is None)
+    """Name of each further option of the request, also of its address -> hash of the value (None:
+    not recorded).
+    """
 
 
 class RaisedError(Record):

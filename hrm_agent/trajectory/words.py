@@ -274,7 +274,7 @@ def _reported(call: Call) -> Iterator[str]:
         values = {
             name: value
             for name, value in call.sampling_sent
-            if name != "other" and value not in (None, ())
+            if name not in ("other", "hashes") and value not in (None, ())
         } | call.sampling_sent.other
         told = ", ".join(
             f"{name} {list(value) if isinstance(value, tuple) else value}"

@@ -104,7 +104,7 @@ class GateResult:
     planned: int
     """Number of tasks that could be compared."""
     unchanged: bool
-    """True if all runs were repeated exactly, and nothing was asked."""
+    """True if all runs were repeated with the recorded requests and scores, so nothing was asked."""
     used_up: bool
     """True if the budget ended the comparison."""
     compared: list[GatedRun]
@@ -195,7 +195,7 @@ def _other_end(repeat: Repeat) -> str:
     """Difference of a repetition that makes only recorded requests, in words."""
     if repeat.trajectory is not None and (reason := _unfit(repeat.trajectory)):
         return reason
-    return "ends otherwise"
+    return f"ends with {repeat.other_end}" if repeat.other_end else "sends fewer requests"
 
 
 async def compare_runs(
@@ -302,7 +302,8 @@ class _Comparison:
                 "Name runs that can: RUNS or --run.",
             )
         exact = done == len(order) and not self.left_out and not self.without_score
-        if exact and all(each.unchanged for one in compared for each in one.repeats):
+        same = all(each.same_requests for one in compared for each in one.repeats)
+        if exact and same and not any(lowest):
             found = look(lowest, planned, unchanged=True)
             return GateResult(found, planned, True, False, compared)
         return GateResult(

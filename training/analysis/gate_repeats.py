@@ -19,10 +19,13 @@ from typing import Any, Literal
 
 from hrm_agent.errors import HrmError, RunError
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
+from hrm_agent.runtime.replay.ends import other_end
 from hrm_agent.runtime.replay.repeats import (
     RepeatingRecording,
     RunOnRecord,
     first_difference,
+    is_named,
+    other_options,
     paths_of,
     run_on_record,
 )
@@ -32,11 +35,9 @@ from hrm_agent.training.evaluation.metered import MeteredRecording, Stuck, run_u
 from hrm_agent.trajectory import (
     Call,
     Journal,
-    RunStatus,
     TaskRef,
     ToolCall,
     Trajectory,
-    call_id,
     derive_seed,
 )
 
@@ -46,8 +47,8 @@ ToolRule = Literal["recorded", "run", "refuse"]
 """Rule for tool calls. `recorded`: recorded results are used if the call and its history are equal,
 other calls run. `run`: all run. `refuse`: as `recorded`, but other calls end the repetition.
 """
-_REFUSALS = frozenset({"BadRequestError", "InvalidArgument", "UnprocessableEntityError"})
-"""Classes of errors by which providers refuse a request that is not valid."""
+_MOST_OPTIONS = 5
+"""Maximum number of options of a request that are named."""
 _MOST_LINES = 40
 """Maximum number of lines of a difference that are kept."""
 
@@ -66,6 +67,8 @@ class RecordedRun:
     """LangGraph's run context."""
     seed: int
     """Base of the seeds of its calls."""
+    weights_at: float
+    """Unix time of the last change of the policy's files (0 without any)."""
     runner: EpisodeRunner
     """Runner that need not have loaded its policy, with another store than that of the gate."""
     live: Callable[[], EpisodeRunner]
@@ -100,6 +103,8 @@ class Repeat:
     """True if a request to a model is not that of the recorded run."""
     unused: tuple[Call, ...]
     """Recorded answers that are left."""
+    other_end: str = ""
+    """Part of the end that is not the recorded one, in words (empty: none, or not ended)."""
     answered: int = 0
     """Number of answers of earlier starts that were used in the offline part."""
     begun: int = 0
@@ -109,15 +114,13 @@ class Repeat:
 
     @property
     def unchanged(self) -> bool:
-        """True if the repetition has the recorded requests and end."""
-        now = self.trajectory
-        then = self.run.trajectory
-        return (
-            now is not None
-            and not self.other_requests
-            and not self.unused
-            and (now.status, now.answer) == (then.status, then.answer)
-        )
+        """True if the repetition has the recorded requests, tool calls and end."""
+        return self.same_requests and not self.other_end
+
+    @property
+    def same_requests(self) -> bool:
+        """True if the repetition has ended with the recorded requests."""
+        return self.trajectory is not None and not self.other_requests and not self.unused
 
 
 class Repeats:
@@ -155,7 +158,11 @@ class Repeats:
         return replace(found, begun=self._further[run.trajectory.thread_id])
 
     async def live(self, run: RecordedRun, sample: int, known: Repeat) -> Repeat:
-        """Repeat a run to its end, or until the budget is used up. `known`: its offline part."""
+        """Repeat a run to its end, or until the budget is used up. `known`: its offline part.
+
+        The run begins anew on another thread: a node of the offline part may have caught the
+        refusal of a request, and have written what an asked model would not have made it write.
+        """
         return await self._repeat(run, sample, run.live(), self.meter, known=known)
 
     async def _repeat(
@@ -166,16 +173,15 @@ class Repeats:
         meter: Meter,
         known: Repeat | None,
     ) -> Repeat:
-        episode = self._episode(run, sample)
-        journal = self.store.journal
+        episode = self._episode(run, sample, live=known is not None)
         stuck = Stuck(asyncio.get_running_loop())
         records = await asyncio.to_thread(self._records, run, sample)
         recordings = list[GateRecording]()
         record = partial(
             GateRecording,
             records=records,
-            own=journal.find_trajectory(episode.trajectory_id),
             paths=paths_of(self.store, episode.thread_id, run.graph, run.task),
+            weights_at=run.weights_at,
             tools=self._tools,
             offline=known is None,
             meter=meter,
@@ -192,40 +198,27 @@ class Repeats:
             refused = error.message
         for each in recordings:
             self.policies |= each.policies
-        if ended is not None and ended.status is RunStatus.FAILED:
-            self._refuse_outage(ended)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
         difference = None if active is None else _difference(self._source, active, self._tools)
         unused = () if active is None else tuple(active.unused())
         other = any(each.other_requests for each in recordings)
         answered = 0 if active is None else active.answered_earlier
+        end = ""
+        if ended is not None:
+            sides = (self._source, run.trajectory, self.store, ended)
+            end = await asyncio.to_thread(other_end, *sides, run.graph)
         found = Repeat(
-            run, sample, ended, difference, other, unused, answered=answered, refused=refused
+            run, sample, ended, difference, other, unused, end, answered=answered, refused=refused
         )
         if known is None:
             return found
-        # a further sample has its own start; the first one continues the offline part
+        # the offline part has the first difference for all samples
         return replace(
             found,
             difference=known.difference or difference,
             other_requests=known.other_requests or other,
         )
-
-    def _refuse_outage(self, ended: Trajectory) -> None:
-        """Raise `RunError` if a run failed since a model of the graph did not answer. This says
-        nothing about the agent, unless the model refused the request itself.
-        """
-        for call in ended.failed_calls:
-            place = call.identity
-            asked = self.meter.was_asked(call_id(place.thread_id, place.task_id, call.call_index))
-            kinds = call.error.kinds if call.error is not None else ()
-            refused = _REFUSALS & {kind.rpartition(":")[2] for kind in kinds}
-            if asked and not refused:
-                raise RunError(
-                    f"The model {call.model} gave no answer: {str(call.error).rstrip('.')}.",
-                    "What is recorded is kept. The same command asks again.",
-                )
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""
@@ -235,8 +228,8 @@ class Repeats:
             *(run_on_record(self.store, each, run.graph, run.task) for _, each in before),
         ]
 
-    def _episode(self, run: RecordedRun, sample: int) -> Episode:
-        thread = f"{self._run_id}/{self._start}/{_name(run, sample)}"
+    def _episode(self, run: RecordedRun, sample: int, *, live: bool) -> Episode:
+        thread = f"{self._run_id}/{self._start + live}/{_name(run, sample)}"
         return Episode(
             task=run.task,
             thread_id=thread,
@@ -290,12 +283,11 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         self._stuck.report()
         return False
 
-    def runs_tool(self, started: ToolCall) -> None:
+    def runs_tool(self, started: ToolCall, *, asks: bool) -> None:
         if self._tools_rule == "refuse":
-            self._refuse(
-                _NoResult(f"the tool {started.name} has no recorded result, and may not run")
-            )
-        if self._offline:
+            why = "asks models" if asks else "has no recorded result"
+            self._refuse(_NoResult(f"the tool {started.name} {why}, and may not run"))
+        if self._offline and not asks:
             self._refuse(BudgetUsedUp("No tool runs offline."))
 
     def _refuse(self, error: HrmError) -> None:
@@ -303,6 +295,22 @@ class GateRecording(MeteredRecording, RepeatingRecording):
         self._stuck.report()
         self.broken = self.broken or error
         raise asyncio.CancelledError from error
+
+
+def _other_model(recording: RepeatingRecording, nearest: Call) -> str:
+    """Difference between requests with equal messages and tools, in words."""
+    model = recording.unrecorded_model
+    if model is None:
+        return "asks with other options"
+    if not is_named(nearest, model):
+        return f"asks {model.name} in place of {nearest.model}"
+    if recording.is_of_other_weights(nearest, model):
+        return f"asks {model.name}, whose files have changed since"
+    names = other_options(nearest, model)
+    if names is None:
+        return "asks with options that are not all on record"
+    shown = f" ({', '.join(names[:_MOST_OPTIONS])})" if names else ""
+    return f"asks with other options{shown}"
 
 
 def _difference(
@@ -319,9 +327,6 @@ def _difference(
         return FirstDifference(asked.identity.role, words, ())
     lines = tuple(first_difference(store, recording))
     what = "sends a request for which there is none on record"
-    model = recording.unrecorded_model
     if isinstance(nearest, Call):
-        what = "sends another request" if lines else "asks with other options"
-        if not lines and nearest.model not in (model, model.partition(":")[2].partition("?")[0]):
-            what = f"asks {model} in place of {nearest.model}"
+        what = "sends another request" if lines else _other_model(recording, nearest)
     return FirstDifference(asked.identity.role, f"{node} {what}", lines[:_MOST_LINES])

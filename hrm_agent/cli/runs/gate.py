@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Collection, Generator, Mapping
@@ -199,7 +200,8 @@ def _resolved(policy: str) -> str:
     asked = parse_model(policy)
     if asked.scheme or not is_folder(asked.name):
         return policy
-    return policy.replace(asked.name, str(Path(asked.name).resolve()), 1)
+    # links are kept, since they can be changed
+    return policy.replace(asked.name, os.path.abspath(asked.name), 1)  # noqa: PTH100
 
 
 def _with_whole_path(name: str) -> str:
@@ -343,7 +345,7 @@ async def _replayed(
             repeats, runs, closed, concurrency=_CONCURRENCY, on_done=lambda: advance("")
         )
     if all(each.trajectory is not None for each in offline):
-        _refuse_without_effect(gate.config.policy, repeats.policies)
+        _refuse_without_effect(gate.config, repeats.policies)
     expected = expected_cost(offline, gate.config.samples)
     cost = expected_money(expected, gate.prices, gate.config.policy)
     return repeats, offline, expected, cost
@@ -385,7 +387,7 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
                 concurrency=config.concurrency or (_CONCURRENCY if gate.budget is None else 1),
                 on_done=lambda: advance(""),
             )
-        _refuse_without_effect(config.policy, repeats.policies)
+        _refuse_without_effect(config, repeats.policies)
     return without_secrets(
         report_data(config, out, gate.found, result, expected, cost, repeats.meter, before)
     )
@@ -437,14 +439,24 @@ def _removed_on_error(folder: Path) -> Generator[None]:
         raise
 
 
-def _refuse_without_effect(policy: str, asked: Collection[str]) -> None:
-    """Raise `ConfigError` if no run asks the new policy. `asked`: models behind policy()."""
+def _refuse_without_effect(config: GateConfig, asked: Collection[str]) -> None:
+    """Raise `ConfigError` for options of a policy that no run asks. `asked`: models behind
+    policy().
+    """
+    policy = config.policy
     loaded = policy.partition(":")[2].partition("?")[0]
     if policy and not {policy, loaded} & {*asked}:
         raise ConfigError(
             f"No run asks {policy}: the graph asks models of its own.",
             "Let the graph take its model from policy(), or let the policy answer for them:"
             " --stand-in.",
+        )
+    flags = {"--temperature": config.temperature, "--max-tokens": config.max_tokens}
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given and not asked:
+        raise ConfigError(
+            f"{given[0]} has no effect: no run asks the policy.",
+            "Leave it out: the graph sets the options of its own models.",
         )
 
 

@@ -193,7 +193,9 @@ def _sentence(result: GateResult) -> str:
     runs = len(result.compared)
     on = f"on {_count(runs + sum(map(len, result.without_score.values())), 'run')}"
     if result.unchanged:
-        return f"equal: all {_count(runs, 'run')} repeat as recorded, and nothing was asked"
+        exactly = all(each.unchanged for one in result.compared for each in one.repeats)
+        as_recorded = "repeat as recorded" if exactly else "have the recorded requests and scores"
+        return f"equal: all {_count(runs, 'run')} {as_recorded}, and nothing was asked"
     found = result.look.difference
     interval = f"({_points(found.low)} to {_points(found.high)})"
     match result.verdict:

@@ -20,7 +20,7 @@ from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.errors import ConfigError, RunError
 from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import Backend, load_policy
-from hrm_agent.models.loading.policy_loader import load_without_retries
+from hrm_agent.models.loading.policy_loader import load_without_retries, time_of_weights
 from hrm_agent.models.model_string import parse_model
 from hrm_agent.prompts import PromptTexts
 from hrm_agent.prompts_file import PromptsByName
@@ -176,6 +176,7 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
                 graph,
                 {**context_given(header.task, config), **given.context},
                 seed if seed is not None else derive_seed(0, "gate", header.thread_id),
+                time_of_weights(policy),
                 runner,
                 partial(_live, runner, given),
             )

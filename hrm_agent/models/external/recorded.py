@@ -190,7 +190,7 @@ class _ModelRequest:
         self.over = True
         self._release()
         try:
-            call = close_failed_call(self._pending, self._model, error, shown)
+            call = close_failed_call(self._pending, self._model, error, shown, self._sent)
             self._recording.write_call(call, self._pending.messages)
         except Exception as lost:  # the program gets the model's error instead of this error
             if not isinstance(lost, HrmError):

@@ -45,6 +45,7 @@ __all__ = [
     "model_folder",
     "size_of_weights",
     "stamp_of_weights",
+    "time_of_weights",
     "to_be_converted",
     "trainable_weights",
 ]
@@ -187,6 +188,21 @@ def stamp_of_weights(name: str) -> str:
         f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}"
         for file in _weight_files(name)
     )
+
+
+def time_of_weights(name: str) -> float:
+    """Unix time at which the folder of a policy, or a file of its weights, was last written,
+    renamed or linked (0 for a policy without a folder here).
+    """
+    try:
+        folder = Path(parse_model(name).name)
+    except HrmError:
+        return 0.0
+    if not is_folder(str(folder)):
+        return 0.0
+    links = (each.lstat() for each in (folder, *folder.absolute().parents) if each.is_symlink())
+    found = [*links, folder.stat(), *(each.stat() for each in _weight_files(name))]
+    return max(max(each.st_mtime, each.st_ctime) for each in found)
 
 
 def size_of_weights(name: str) -> int:

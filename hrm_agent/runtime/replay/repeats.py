@@ -15,6 +15,7 @@ run. A session that continues in this way runs the code of its earlier calls aga
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -24,6 +25,7 @@ from typing import Any
 from hrm_agent.models.call_recording import copied_call, recorded_call_id
 from hrm_agent.runtime.episode import CONFIGURABLE
 from hrm_agent.runtime.execution.loading import load_graph
+from hrm_agent.runtime.replay.ends import result_of
 from hrm_agent.runtime.replay.recorded_answers import (
     RecordedAnswers,
     RecordedDraws,
@@ -38,14 +40,21 @@ from hrm_agent.trajectory import (
     GraphIdentity,
     Journal,
     Recording,
-    SentSampling,
     TaskDraws,
     TaskRef,
     ToolCall,
     Trajectory,
 )
 
-__all__ = ["RepeatingRecording", "RunOnRecord", "first_difference", "paths_of", "run_on_record"]
+__all__ = [
+    "RepeatingRecording",
+    "RunOnRecord",
+    "first_difference",
+    "is_named",
+    "other_options",
+    "paths_of",
+    "run_on_record",
+]
 
 Agent = tuple[tuple[str, str], ...]
 """Nodes around an agent's loop, without the numbers of their steps."""
@@ -119,40 +128,41 @@ class RepeatingRecording(Recording):
         inherited: Collection[str],
         *,
         records: Sequence[RunOnRecord],
-        own: Trajectory | None,
         paths: TaskPathResolver,
         recorded_tools: bool = True,
+        weights_at: float = 0.0,
         **more: Any,
     ) -> None:
         """`records`: runs of the same task, the one to repeat first. Later ones are earlier
-        repetitions of it. `own`: what earlier processes recorded of this run. `recorded_tools`:
-        False to run all tools.
+        repetitions of it. `recorded_tools`: False to run all tools. `weights_at`: Unix time of the
+        last change of the policy's files (0 without any).
         """
         super().__init__(journal, seed, inherited, **more)
         self._places = paths
         self._recorded_tools = recorded_tools
+        self._weights_at = weights_at
         self._guard = threading.Lock()
         self.unrecorded: UnrecordedRequest | None = None
         """First request or tool call that the run to repeat did not make (None if it made all)."""
-        taken = {_moment(call) for call in own.calls} if own is not None else set[Any]()
+        taken = set[tuple[float, str]]()
         self.other_requests = False
         """True if a request to a model is not that of the run to repeat."""
-        self.unrecorded_model = ""
-        """Name of the model to which that request goes (empty: not known, or a tool call)."""
+        self.unrecorded_model: AskedModel | None = None
+        """Model to which that request goes (None: not known, or a tool call)."""
         self.policies = set[str]()
         """Names of the models that stood behind policy()."""
         # a request that failed in an earlier repetition is asked again
         pools = [_fresh(record, taken, failed=not number) for number, record in enumerate(records)]
         self.answers = RecordedAnswers(pools[0], [])
         self._earlier = RecordedAnswers([each for pool in pools[1:] for each in pool], [])
-        self._tools = [_tools_by_agent(record) for record in records]
+        # only of the recorded run: a tool may have changed since an earlier repetition
+        self._tools = _tools_by_agent(records[0])
+        self._run_again = dict[str, tuple[Agent, ToolCall]]()
+        """Id of a tool call that runs although its result is recorded -> its agent and record."""
         draws = [each for record in records[:1] for each in record.draws]
         self._others = RecordedDraws(
             draws, {each.identity.step for each in draws}, records[0].places
         )
-        ran = sorted(own.tool_calls, key=lambda each: each.started_at) if own is not None else ()
-        for each in ran:
-            self._result_of(each)
 
     def claim(
         self,
@@ -174,7 +184,14 @@ class RepeatingRecording(Recording):
         asked = UnrecordedRequest(identity, self._places.of(identity), messages, tools)
 
         def same(call: Call) -> bool:
-            return call.request_hash in (request_hash, former_hash) and _by_model(call, model)
+            return call.request_hash in (request_hash, former_hash) and (
+                model is None
+                or (
+                    is_named(call, model)
+                    and other_options(call, model) == []
+                    and not self.is_of_other_weights(call, model)
+                )
+            )
 
         with self.answers.lock:
             found = self.answers.take_if(asked, same)
@@ -182,7 +199,7 @@ class RepeatingRecording(Recording):
                 self.other_requests = True
                 if self.unrecorded is None:
                     self.unrecorded = asked
-                    self.unrecorded_model = "" if model is None else model.name
+                    self.unrecorded_model = model
                 found = self._earlier.take_if(asked, same)
         if found is None:
             return claimed
@@ -198,18 +215,23 @@ class RepeatingRecording(Recording):
         )
         return self.write_call(copy, messages)
 
+    def is_of_other_weights(self, call: Call, model: AskedModel) -> bool:
+        """True if the files of the policy have changed since it gave an answer."""
+        return model.sent is None and call.started_at < self._weights_at
+
     def claim_tool_call(self, started: ToolCall) -> ToolCall | None:
         own = super().claim_tool_call(started)
         if own is not None:
             return own
+        place = self._places.of(started.identity)
         with self._guard:
-            found, of_origin = self._result_of(started) if self._recorded_tools else (None, False)
-            if not of_origin:
-                place = self._places.of(started.identity)
+            found = self._result_of(started, place) if self._recorded_tools else None
+            if found is None:
                 asked = UnrecordedRequest(started.identity, place, tool_call=started)
                 self.unrecorded = self.unrecorded or asked
-        if found is None:
-            self.runs_tool(started)
+        asks = found is not None and self._asks_models(found)
+        if found is None or asks:
+            self.runs_tool(started, asks=asks)
             return None
         place_of = {
             "id": started.id,
@@ -220,8 +242,20 @@ class RepeatingRecording(Recording):
         self.journal.write_tool_call(adopted)
         return adopted
 
-    def runs_tool(self, started: ToolCall) -> None:
-        """Called before a tool runs whose result is not recorded. May raise."""
+    def write_tool_call(
+        self, tool_call: ToolCall, *, again: bool = False, repeatable: bool = False
+    ) -> ToolCall:
+        written = super().write_tool_call(tool_call, again=again, repeatable=repeatable)
+        with self._guard:
+            agent, found = self._run_again.get(tool_call.id, ((), tool_call))
+            if tool_call.status is not None and result_of(tool_call) != result_of(found):
+                self._tools[agent] = _ToolHistory([])
+        return written
+
+    def runs_tool(self, started: ToolCall, *, asks: bool) -> None:
+        """Called before a tool runs. `asks`: its result is recorded, and it runs since it asked
+        models, whose answers are recorded, too. May raise.
+        """
 
     def unused(self) -> list[Call]:
         """Recorded answers of the run to repeat that are left, the oldest first."""
@@ -235,23 +269,30 @@ class RepeatingRecording(Recording):
         with self.answers.lock:
             return sum(map(len, self._earlier.given.values()))
 
-    def _result_of(self, started: ToolCall) -> tuple[ToolCall | None, bool]:
-        """Recorded result of a tool call, and whether it is that of the run to repeat. Records in
-        which the call does not come next are left out from now on.
+    def _result_of(self, started: ToolCall, place: TaskPath) -> ToolCall | None:
+        """Recorded result of a tool call (None if there is none). If the call does not come next,
+        its agent gets no more results.
         """
-        agent = without_steps(self._places.of(started.identity))[:-1]
-        result = None
-        of_origin = False
-        for number, histories in enumerate(self._tools):
-            history = histories.get(agent)
-            found = history.find(started) if history is not None else None
-            if history is None or found is None:
-                histories[agent] = _ToolHistory([])
-                continue
-            history.given.add(found.id)
-            of_origin = of_origin or not number
-            result = result or found
-        return result, of_origin
+        agent = without_steps(place)[:-1]
+        history = self._tools.get(agent)
+        found = history.find(started) if history is not None else None
+        if history is None or found is None:
+            self._tools[agent] = _ToolHistory([])
+            return None
+        history.given.add(found.id)
+        self._run_again[started.id] = agent, found
+        return found
+
+    def _asks_models(self, found: ToolCall) -> bool:
+        """True if a recorded tool call asked models, for example in a graph that it ran."""
+        around = found.identity.checkpoint_ns
+        with self.answers.lock:
+            return any(
+                f"{call.identity.checkpoint_ns}|".startswith(f"{around}|")
+                and found.started_at <= call.started_at
+                and (found.ended_at is None or call.ended_at <= found.ended_at)
+                for _, call in self.answers.calls
+            )
 
     def _draws_on_record(self, identity: GraphIdentity) -> TaskDraws | None:
         own = super()._draws_on_record(identity)
@@ -290,18 +331,32 @@ def _tools_by_agent(record: RunOnRecord) -> dict[Agent, _ToolHistory]:
     return {agent: _ToolHistory(calls) for agent, calls in found.items()}
 
 
-def _by_model(call: Call, model: AskedModel | None) -> bool:
-    """True if the model that would be asked is the one that gave a recorded answer."""
-    if model is None:
-        return True
+def is_named(call: Call, model: AskedModel) -> bool:
+    """True if the model that would be asked has the name of the one that gave an answer."""
     name = model.name.partition(":")[2].partition("?")[0]  # of a provider, in a model string
+    return call.model in (model.name, name) or _absolute(call.model) == _absolute(model.name)
+
+
+def _absolute(name: str) -> str:
+    """Model string with the absolute path of a folder. Links are kept, since they can be changed."""
+    path, mark, options = name.partition("?")
+    return os.path.abspath(path) + mark + options  # noqa: PTH100
+
+
+def other_options(call: Call, model: AskedModel) -> list[str] | None:
+    """Names of the options of a request to `model` that are not those of `call` (None if not all
+    options of both are known).
+    """
+    if model.sent is None:
+        return []
     sent = call.sampling_sent
-    known = sent is None or model.sent is None or _parameters(sent) == _parameters(model.sent)
-    return call.model in (model.name, name) and known
-
-
-def _parameters(sent: SentSampling) -> tuple[Any, ...]:
-    return sent.temperature, sent.top_p, sent.max_tokens, sent.stop
+    if sent is None or sent.hashes is None or model.sent.hashes is None:
+        return None
+    then, now = (
+        {**each.model_dump(exclude={"other", "hashes"}), **each.other, **(each.hashes or {})}
+        for each in (sent, model.sent)
+    )
+    return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
 
 
 def first_difference(store: RunStore, recording: RepeatingRecording) -> list[str]:

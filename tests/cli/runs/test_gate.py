@@ -216,7 +216,9 @@ def test_another_model_of_the_graph_is_asked(server: ProviderServer, hrm: Comman
     assert asked(server) == {"ask": found["asked"]["requests"]}
     change("max_tokens=20", "max_tokens=20, temperature=0.5", "warm.py")
     words = gate(hrm, "--graph", "./warm.py:graph", "--dry-run")["differences"]
-    assert words == [{"role": "ask", "words": "ask asks with other options", "runs": TASKS}]
+    assert words == [
+        {"role": "ask", "words": "ask asks with other options (temperature)", "runs": TASKS}
+    ]
     change("max_tokens=20", "base_url='http://127.0.0.1:9/v1', max_tokens=21", "away.py")
     told = hrm("gate", "base", "--graph", "./away.py:graph")
     assert told.code == 2 and "small gave no answer" in told.err
