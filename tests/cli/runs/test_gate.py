@@ -316,6 +316,33 @@ def test_few_runs_of_an_agent_that_breaks(
     assert str(Path("new.py").absolute()) in config.read_text()  # for `resume` in another folder
 
 
+ASKS = """
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import MemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+
+
+def person(state):
+    return {"messages": [AIMessage(interrupt("ok?"))]}
+
+
+builder = StateGraph(MessagesState).add_node("person", person).add_edge(START, "person")
+graph = builder.compile(checkpointer=MemorySaver())
+if __name__ == "__main__":
+    config = {"configurable": {"thread_id": "a"}}
+    graph.invoke({"messages": [("user", "Task")]}, config)
+    graph.invoke(Command(resume="yes"), config)
+"""
+
+
+def test_a_run_that_asked_a_person_is_left_out(hrm: Command) -> None:
+    Path("asks.py").write_text(ASKS)
+    assert hrm("record", "--store", "asks.db", "--", sys.executable, "asks.py").code == 0
+    told = hrm("gate", "asks.db", "--rewards", "answer:last_number")
+    assert told.code == 2 and "1: asked a person" in told.err
+
+
 def test_a_password_is_refused(hrm: Command) -> None:
     for where in ("postgresql://bob:hunter2@host/db", "postgresql://host/db?password=hunter2"):
         told = hrm("gate", where, "--out", "gate")
