@@ -180,7 +180,7 @@ def _cause(each: GatedRun) -> str:
         return first.difference.words
     now = first.trajectory
     if now is None or now.status is each.run.trajectory.status:
-        return "makes another answer from the recorded ones"
+        return f"ends with {first.other_end or 'another answer'}"
     if now.status is RunStatus.FAILED:
         return f"fails: {error_of(now)}"
     reason = "" if now.stop_reason is None else f" ({now.stop_reason.value})"

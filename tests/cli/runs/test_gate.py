@@ -214,14 +214,84 @@ def test_another_model_of_the_graph_is_asked(server: ProviderServer, hrm: Comman
     found = gate(hrm, "--graph", "./new.py:graph", "--budget", "100000tokens")
     assert {each["model"] for each in server.asked} == {"large"}
     assert asked(server) == {"ask": found["asked"]["requests"]}
-    change("max_tokens=20", "max_tokens=20, temperature=0.5", "warm.py")
+    more = "temperature=0.5, seed=3, extra_body={'a': 1}, default_query={'a': '1'}, timeout=9"
+    change("max_tokens=20", f"max_tokens=20, {more}", "warm.py")
     words = gate(hrm, "--graph", "./warm.py:graph", "--dry-run")["differences"]
+    names = "default_query, extra_body, seed, temperature"
     assert words == [
-        {"role": "ask", "words": "ask asks with other options (temperature)", "runs": TASKS}
+        {"role": "ask", "words": f"ask asks with other options ({names})", "runs": TASKS}
     ]
     change("max_tokens=20", "base_url='http://127.0.0.1:9/v1', max_tokens=21", "away.py")
     told = hrm("gate", "base", "--graph", "./away.py:graph")
     assert told.code == 2 and "small gave no answer" in told.err
+
+
+RUBRICS = """
+def found(state):
+    return float(state["messages"][2].text == "found 7")
+
+
+def called(tool_calls):
+    return float([each.name for each in tool_calls] == ["lookup"])
+"""
+
+
+def test_unchanged_runs_have_the_recorded_tool_calls_and_state(
+    server: ProviderServer, hrm: Command
+) -> None:
+    Path("rubrics.py").write_text(RUBRICS)
+    change("found {number}", "no {number}")
+    new = ("--graph", "./new.py:graph", "--tools", "run", "--rewards", "./rubrics.py:found")
+    assert gate(hrm, *new, code=1)["new"] == 0
+    change("(await lookup.ainvoke(call)).text", "'found 7'", "none.py")
+    new = ("--graph", "./none.py:graph", "--rewards", "./rubrics.py:called")
+    found = gate(hrm, *new, code=1)
+    assert (found["old"], found["new"], found["unchanged_runs"]) == (1, 0, 0)
+    assert {each["words"] for each in found["expected"]["differences"]} == {
+        "ends with other tool calls"
+    }
+    found = gate(hrm, *new[:2])
+    assert "have the recorded requests and scores, and nothing was asked" in found["sentence"]
+    assert not server.asked
+
+
+def test_a_refusal_that_a_node_catches_is_no_end(server: ProviderServer, hrm: Command) -> None:
+    asks = 'return {"messages": [await model.ainvoke('
+    caught = "return {'messages': [HumanMessage('failed')]}"
+    line = next(each for each in GRAPH.splitlines() if asks in each).strip()
+    change(line, f"try: {line}\n    except BaseException: {caught}")
+    Path("ask.txt").write_text("ask anew")
+    found = gate(hrm, "--graph", "./new.py:graph")
+    assert asked(server) == {"ask": found["runs"]} and found["new"] == 1
+
+
+def test_options_and_weights_of_the_policy(
+    server: ProviderServer, hrm: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change("await policy().ainvoke(", 'HumanMessage("42") if OWN else (')
+    for option in ("--temperature", "--max-tokens"):
+        told = hrm("gate", "base", "--graph", "./new.py:graph", option, "1")
+        assert told.code == 2 and f"{option} has no effect" in told.err
+    now = time.time()
+    monkeypatch.setattr("hrm_agent.cli.runs.gate_runs.time_of_weights", lambda _: now)
+    (words,) = gate(hrm, "--dry-run")["differences"]
+    assert words["words"] == "draft asks openai:weak, whose files have changed since"
+    assert not server.asked
+
+
+def test_a_tool_that_asks_a_model_runs_again(server: ProviderServer, hrm: Command) -> None:
+    asks = 'return (await ChatOpenAI(model="small").ainvoke(prompt("expert", "7"))).text'
+    text = GRAPH.replace('return f"found {number}"', asks).replace("def lookup", "async def lookup")
+    Path("experts.py").write_text(text)
+    words = ("--tasks", "tasks.jsonl", "--count", "2", "--rewards", "answer:last_number")
+    policy = ("--policy", "openai:weak", "--max-tokens", "50", "--graph", "./experts.py:graph")
+    assert hrm("eval", *words, *policy, "--out", "experts").code == 0
+    server.asked.clear()
+    found = hrm("gate", "experts", "--json").json
+    assert (found["verdict"], found["unchanged_runs"]) == ("equal", 2) and not server.asked
+    Path("expert.txt").write_text("expert, anew")
+    (words,) = hrm("gate", "experts", "--dry-run", "--json").json["differences"]
+    assert words == {"role": "search", "words": "search sends another request", "runs": 2}
 
 
 def test_the_rule_for_tools(server: ProviderServer, hrm: Command) -> None:
@@ -233,6 +303,9 @@ def test_the_rule_for_tools(server: ProviderServer, hrm: Command) -> None:
     # the graph does not read the result
     assert found["verdict"] == "equal" and not server.asked
     assert Path("tools.log").read_text().split() == ["8"] * TASKS
+    # the tool may have been mended since
+    assert gate(hrm, "--graph", "./new.py:graph")["verdict"] == "equal"
+    assert Path("tools.log").read_text().split() == ["8"] * 2 * TASKS
     found = gate(hrm, "--tools", "run")
     assert found["verdict"] == "equal" and not server.asked
     assert Path("tools.log").read_text().split().count("7") == TASKS
