@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,6 +20,11 @@ from hrm_agent.cli.common.arguments import Parser, add_graph_options
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.own_types import add_own_types
+from hrm_agent.cli.common.prompts import (
+    names_reached,
+    refuse_unreached_prompts,
+    tell_unreached_prompts,
+)
 from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.cli.runs.gate_report import (
     expected_data,
@@ -346,6 +351,7 @@ async def _replayed(
         )
     if all(each.trajectory is not None for each in offline):
         _refuse_without_effect(gate.config, repeats.policies)
+    _refuse_unreached(gate, offline)
     expected = expected_cost(offline, gate.config.samples)
     cost = expected_money(expected, gate.prices, gate.config.policy)
     return repeats, offline, expected, cost
@@ -388,6 +394,9 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
                 on_done=lambda: advance(""),
             )
         _refuse_without_effect(config, repeats.policies)
+        if config.prompts and not names_reached(config.prompts, store.journal.trajectories()):
+            refuse_unreached_prompts(config.prompts)
+        tell_unreached_prompts(config.prompts, store.journal.trajectories())
     return without_secrets(
         report_data(config, out, gate.found, result, expected, cost, repeats.meter, before)
     )
@@ -458,6 +467,16 @@ def _refuse_without_effect(config: GateConfig, asked: Collection[str]) -> None:
             f"{given[0]} has no effect: no run asks the policy.",
             "Leave it out: the graph sets the options of its own models.",
         )
+
+
+def _refuse_unreached(gate: _Prepared, offline: Sequence[Repeat]) -> None:
+    """Raise `ConfigError` if the texts of --prompts reach no request. `offline`: the repetitions, as
+    far as the record answers them.
+    """
+    if gate.config.prompts and not any(each.other_requests for each in offline):
+        recorded = (gate.source.journal.trajectory(each.trajectory.id) for each in gate.found.runs)
+        if not names_reached(gate.config.prompts, recorded):
+            refuse_unreached_prompts(gate.config.prompts)
 
 
 def _refuse_comparing(spec: str) -> None:
