@@ -24,6 +24,7 @@ from hrm_agent.trajectory.conversation_digest import context_of
 
 __all__ = [
     "ask_in_thread",
+    "hashes_of_options",
     "is_text",
     "most_prompt_tokens",
     "name_of_model",
@@ -167,10 +168,8 @@ def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampl
     They are read from what LangChain reports to tracers, since only the provider's class knows what
     it sends. A missing parameter was not sent. Values of an unknown form are omitted.
     """
-    stop = options.get("stop")
-    named = {name: value for name, value in options.items() if name != "stop"}
-    told: dict[str, Any] = model._get_invocation_params(stop=stop, **named)  # pyright: ignore[reportPrivateUsage]
-    traced = cast("dict[str, Any]", model._get_ls_params(stop=stop, **named))  # pyright: ignore[reportPrivateUsage]
+    told = _reported(model, options)
+    traced = cast("dict[str, Any]", model._get_ls_params(**options))  # pyright: ignore[reportPrivateUsage]
     limits = (_amount(told.get(name)) for name in _LIMITS)
     ends: Any = told.get("stop") or traced.get("ls_stop") or ()
     ends = ends if isinstance(ends, (list, tuple)) else [ends]
@@ -183,15 +182,21 @@ def sent_sampling(model: BaseChatModel, options: Mapping[str, Any]) -> SentSampl
         "seed": _whole(_amount(told.get("seed"))),
         "stop": tuple(text for text in ends if isinstance(text, str)),
         "other": {name: told[name] for name in _OTHER if _is_plain(told.get(name))},
-        "hashes": _hashes(model, told),
     }
     return SentSampling.model_validate(found)
 
 
-def _hashes(model: BaseChatModel, told: Mapping[str, Any]) -> dict[str, str]:
-    """Name of each option of a request -> hash of its value. Options that are recorded as they are
-    are left out, and so are keys.
+def _reported(model: BaseChatModel, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a request that LangChain reports to tracers."""
+    named = {name: value for name, value in options.items() if name != "stop"}
+    return model._get_invocation_params(stop=options.get("stop"), **named)  # pyright: ignore[reportPrivateUsage]
+
+
+def hashes_of_options(model: BaseChatModel, options: Mapping[str, Any]) -> dict[str, str]:
+    """Name of each option of a request to `model`, also of its address -> hash of its value.
+    Options that `sent_sampling` has are left out, and so are keys.
     """
+    told = _reported(model, options)
     # a client reads an address from the environment, too
     client = getattr(model, "root_client", None)
     url = getattr(client, "base_url", None)
@@ -209,8 +214,8 @@ def _hashes(model: BaseChatModel, told: Mapping[str, Any]) -> dict[str, str]:
         if name in _ADDRESSES:
             value = str(value).rpartition("@")[2]  # without a password
         if isinstance(value, Mapping):
-            options = cast("Mapping[str, Any]", value).items()
-            value = {key: each for key, each in options if not _KEY.search(key)}
+            entries = cast("Mapping[str, Any]", value).items()
+            value = {key: each for key, each in entries if not _KEY.search(key)}
         found[name] = content_hash(_hashable(value))[:16]
     return found
 

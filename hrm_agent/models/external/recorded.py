@@ -45,7 +45,12 @@ from hrm_agent.models.call_recording import (
     plain,
 )
 from hrm_agent.models.chat import PolicyModel
-from hrm_agent.models.hosted import is_text, most_prompt_tokens, sent_sampling
+from hrm_agent.models.hosted import (
+    hashes_of_options,
+    is_text,
+    most_prompt_tokens,
+    sent_sampling,
+)
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
 from hrm_agent.prompts import replacing_nothing, with_prompts
 from hrm_agent.trajectory import (
@@ -114,6 +119,8 @@ class _ModelRequest:
         sent = SentSampling()
         with suppress(Exception):
             sent = sent_sampling(model, options)
+            hashes = hashes_of_options(model, options)
+            sent = sent.model_copy(update={"hashes": hashes})
         asked_model = AskedModel(self._model, sent)
         claimed = recording.claim(
             identity, request_hash, messages, tools, former_hash=offered_hash, model=asked_model
