@@ -10,9 +10,10 @@ TOML has no null: a key that may be None is written and read as "none".
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -48,6 +49,7 @@ __all__ = [
     "save_config",
     "secret_in",
     "to_toml",
+    "without_secrets",
 ]
 
 CONFIG_FILE = "config.toml"
@@ -115,6 +117,8 @@ _JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^a-zA-Z0-9]+")
 """Word boundaries in a name: `openaiApiKey`, `x-api-key`."""
 _LOGIN = re.compile(r"\w://[^/?#\s]*:[^/?#\s]*@")
 """Address that contains a password."""
+_LEAST_SECRET = 8
+"""Minimum number of characters of a secret. Shorter ones may be parts of words."""
 
 
 def secret_in(context: Mapping[Any, Any]) -> str | None:
@@ -135,6 +139,31 @@ def secret_in(context: Mapping[Any, Any]) -> str | None:
         ):
             return f"{name}.{found}"
     return None
+
+
+def without_secrets(data: Any) -> Any:
+    """Plain data without the values of this process's environment variables that are named like
+    secrets. Errors of a program may contain them.
+    """
+    values = [
+        value
+        for name, value in os.environ.items()
+        if len(value) >= _LEAST_SECRET and _SECRET.search(_JOINT.sub("_", name).lower())
+    ]
+    return _without(data, sorted(values, key=len, reverse=True)) if values else data
+
+
+def _without(data: Any, secrets: Sequence[str]) -> Any:
+    if isinstance(data, str):
+        for secret in secrets:
+            data = data.replace(secret, "***")
+        return data
+    if isinstance(data, Mapping):
+        items = cast("Mapping[Any, Any]", data).items()
+        return {_without(name, secrets): _without(value, secrets) for name, value in items}
+    if isinstance(data, (list, tuple)):
+        return [_without(each, secrets) for each in cast("list[Any]", data)]
+    return data
 
 
 class ConfigPart(BaseModel):

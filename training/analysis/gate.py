@@ -6,13 +6,15 @@
        (`hrm_agent.training.evaluation.sequential`) until the verdict is clear
 
 A run whose repetition is unchanged has the difference 0, and is not scored again. A run that ends in
-an error of its graph has the score 0, on both sides. A run whose repetition cannot be judged is left
-out, with its reason.
+an error of its graph has the score 0, on both sides. A repetition that a machine ended is left out,
+with its reason. If the new agent itself left a repetition without a score, the verdict must hold for
+every score that it could have.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +30,10 @@ from hrm_agent.training.analysis.gate_repeats import RecordedRun, Repeat, Repeat
 from hrm_agent.training.evaluation.budget import Meter
 from hrm_agent.training.evaluation.prices import usage
 from hrm_agent.training.evaluation.sequential import Look, look
-from hrm_agent.training.rollout.eligibility import error_of, lost_tool_calls
+from hrm_agent.training.rollout.eligibility import error_of, lost_tool_calls, unanswered_calls
 from hrm_agent.training.rollout.scoring import rollouts_of
 from hrm_agent.training.select.roc import outcome_of
-from hrm_agent.training.tasks.own_verifier import VERIFIER
-from hrm_agent.trajectory import Call, RunStatus, Scoring, StopReason, Trajectory
+from hrm_agent.trajectory import TASK_INPUTS, Call, RunStatus, StopReason, Trajectory, call_id
 
 __all__ = [
     "Expected",
@@ -85,6 +86,15 @@ class GatedRun:
     """Samples of the new agent."""
 
 
+@dataclass(frozen=True, slots=True)
+class _WithoutScore:
+    """Run that the new agent left without a score."""
+
+    reason: str
+    old: float
+    """Score of the recorded run."""
+
+
 @dataclass(slots=True)
 class GateResult:
     """Result of a gate."""
@@ -102,7 +112,11 @@ class GateResult:
     left_out: dict[str, list[RecordedRun]] = field(
         default_factory=lambda: defaultdict[str, list[RecordedRun]](list)
     )
-    """Reason -> runs that were repeated and could not be judged."""
+    """Reason -> runs that were repeated, and say nothing about the new agent."""
+    without_score: dict[str, list[RecordedRun]] = field(
+        default_factory=lambda: defaultdict[str, list[RecordedRun]](list)
+    )
+    """Reason -> runs that the new agent left without a score. Each may be anything from 0 to 1."""
 
     @property
     def verdict(self) -> str:
@@ -161,19 +175,27 @@ def expected_cost(offline: Sequence[Repeat], samples: int) -> Expected:
         read, sampled = usage(call)
         before = by_model.get(call.model, (0, 0))
         by_model[call.model] = before[0] + read, before[1] + sampled
-    found = [(e.difference.role, e.difference.words) for e in offline if e.difference is not None]
+    found = Counter[tuple[str, str]]()
     for each in offline:
-        if each.difference is None and not each.unchanged:
-            words = f"ends with {each.other_end}" if each.other_end else "sends fewer requests"
-            found.append(("", words))
+        if each.difference is not None:
+            found[each.difference.role, each.difference.words] += 1
+        elif not each.unchanged:
+            found["", each.refused or _other_end(each)] += 1
     return Expected(
         runs=sum(not each.unchanged for each in offline),
         requests=len(calls),
         read=sum(read for read, _ in by_model.values()),
         sampled=sum(sampled for _, sampled in by_model.values()),
         by_model=by_model,
-        differences=Counter(found),
+        differences=found,
     )
+
+
+def _other_end(repeat: Repeat) -> str:
+    """Difference of a repetition that makes only recorded requests, in words."""
+    if repeat.trajectory is not None and (reason := _unfit(repeat.trajectory)):
+        return reason
+    return f"ends with {repeat.other_end}" if repeat.other_end else "sends fewer requests"
 
 
 async def compare_runs(
@@ -218,6 +240,7 @@ class _Comparison:
         self._gate = asyncio.Semaphore(concurrency)
         self._on_done = on_done
         self.left_out = defaultdict[str, list[RecordedRun]](list)
+        self.without_score = defaultdict[str, list[RecordedRun]](list)
         self._errors = list[HrmError]()
 
     def all_unchanged(
@@ -244,7 +267,8 @@ class _Comparison:
     ) -> GateResult:
         planned = len(order)
         compared = list[GatedRun]()
-        differences = list[float]()
+        lowest = list[float]()  # the differences, if unknown scores are 0
+        highest = list[float]()  # if they are 1
         done = 0
         found = Look(0, Estimate(0.0, -1.0, 1.0), None)
         used_up = False
@@ -258,13 +282,15 @@ class _Comparison:
                     used_up = True
                     break
                 done += 1
-                compared += end
+                compared += (each for each in end if isinstance(each, GatedRun))
                 if end:
-                    differences.append(fmean(each.new - each.old for each in end))
+                    ranges = [*map(_range, end)]
+                    lowest.append(fmean(low for low, _ in ranges))
+                    highest.append(fmean(high for _, high in ranges))
                 else:
                     planned -= 1
-            if differences:
-                found = look(differences, planned, margin=margin)
+            if lowest:
+                found = look(lowest, planned, margin=margin, highest=highest)
         if not compared and used_up:
             raise RunError(
                 "The budget does not suffice for one task.",
@@ -272,15 +298,17 @@ class _Comparison:
             )
         if not compared:
             raise RunError(
-                f"No run can be compared: {next(iter(self.left_out))}.",
+                f"No run can be compared: {next(iter({**self.without_score, **self.left_out}))}.",
                 "Name runs that can: RUNS or --run.",
             )
-        exact = done == len(order) and not self.left_out
+        exact = done == len(order) and not self.left_out and not self.without_score
         same = all(each.same_requests for one in compared for each in one.repeats)
-        if exact and same and not any(differences):
-            found = look(differences, planned, unchanged=True)
+        if exact and same and not any(lowest):
+            found = look(lowest, planned, unchanged=True)
             return GateResult(found, planned, True, False, compared)
-        return GateResult(found, planned, False, used_up, compared, self.left_out)
+        return GateResult(
+            found, planned, False, used_up, compared, self.left_out, self.without_score
+        )
 
     def _batch(
         self, order: Sequence[tuple[str, str]], by_task: Mapping[tuple[str, str], list[Repeat]]
@@ -298,14 +326,21 @@ class _Comparison:
 
     async def _task(
         self, offline: Sequence[Repeat], old: Mapping[str, float]
-    ) -> list[GatedRun] | None:
-        """Runs of a task that can be compared (None if the budget does not suffice)."""
+    ) -> list[GatedRun | _WithoutScore] | None:
+        """Runs of a task that say something about the new agent (None if the budget does not
+        suffice).
+        """
         ends = await run_group(offline, lambda each: self._run(each, old[each.run.trajectory.id]))
         if any(each is None for each in ends):
             return None
-        return [each for each in ends if isinstance(each, GatedRun)]
+        for each, end in zip(offline, ends, strict=True):
+            if isinstance(end, str):
+                self.left_out[end].append(each.run)
+            if isinstance(end, _WithoutScore):
+                self.without_score[end.reason].append(each.run)
+        return [each for each in ends if isinstance(each, GatedRun | _WithoutScore)]
 
-    async def _run(self, offline: Repeat, old: float) -> GatedRun | str | None:
+    async def _run(self, offline: Repeat, old: float) -> GatedRun | _WithoutScore | str | None:
         """Comparison of a run, or the reason why it is left out (None if the budget does not
         suffice).
         """
@@ -313,20 +348,25 @@ class _Comparison:
             self._done()
             return GatedRun(offline.run, old, old, (offline,))
         if offline.refused:
-            return self._leave_out(offline, offline.refused)
+            self._done()
+            return _WithoutScore(offline.refused, old)
         # without a difference in the requests, all samples are equal
         count = 1 if offline.difference is None else self._samples
         made = await run_group(range(count), lambda sample: self._live(offline, sample))
         if reason := next((each.refused for each in made if each.refused), ""):
-            return self._leave_out(offline, reason)
+            self._done()
+            return _WithoutScore(reason, old)
         if any(each.trajectory is None for each in made):
             return None
         ended = [each.trajectory for each in made if each.trajectory is not None]
+        if reason := next(filter(None, map(_machine_fault, ended)), ""):
+            self._done()
+            return reason
         scores = await self._scores.of(self._repeats.store, ended)
-        if reason := next((each for each in scores if isinstance(each, str)), ""):
-            return self._leave_out(offline, reason)
-        new = fmean(each for each in scores if not isinstance(each, str))
         self._done()
+        if reason := next((each for each in scores if isinstance(each, str)), ""):
+            return _WithoutScore(reason, old)
+        new = fmean(each for each in scores if not isinstance(each, str))
         return GatedRun(offline.run, old, new, tuple(made))
 
     async def _live(self, offline: Repeat, sample: int) -> Repeat:
@@ -334,17 +374,25 @@ class _Comparison:
             return offline
         async with self._gate:
             try:
-                return await self._repeats.live(offline.run, sample, offline)
+                made = await self._repeats.live(offline.run, sample, offline)
+                self._refuse_outage(made.trajectory)
+                return made
             except HrmError as error:
                 # requests under way in other runs are answered and recorded, so none is asked twice
                 self._repeats.meter.close()
                 self._errors.append(error)
                 return offline
 
-    def _leave_out(self, offline: Repeat, reason: str) -> str:
-        self.left_out[reason].append(offline.run)
-        self._done()
-        return reason
+    def _refuse_outage(self, ended: Trajectory | None) -> None:
+        """Raise `RunError` if a model did not answer a request of the repetition."""
+        for call in () if ended is None else unanswered_calls(ended):
+            place = call.identity
+            asked = call_id(place.thread_id, place.task_id, call.call_index)
+            if self._repeats.meter.was_asked(asked):
+                raise RunError(
+                    f"The model {call.model} gave no answer: {str(call.error).rstrip('.')}.",
+                    "What is recorded is kept. The same command asks again.",
+                )
 
     def _done(self) -> None:
         if self._on_done is not None:
@@ -354,14 +402,10 @@ class _Comparison:
 class GateScores:
     """Scores of recorded runs and of their repetitions, by one scorer."""
 
-    def __init__(self, scorer: Scorer, source: RunStore, store: RunStore) -> None:
-        """`source`: store of the recorded runs. `store`: store that the scores are written to."""
+    def __init__(self, scorer: Scorer, store: RunStore) -> None:
+        """`store`: store that the scores are written to."""
         self._scorer = scorer
         self._store = store
-        self._known = dict[str, Scoring]()
-        # a verifier costs nothing, and its code is not known
-        for each in (source, store) if scorer.rubric.name != VERIFIER else ():
-            self._known |= each.scorings.by_rubric(scorer.rubric.name)
 
     async def of(
         self,
@@ -369,8 +413,8 @@ class GateScores:
         headers: Sequence[Trajectory],
         on_done: Callable[[], object] | None = None,
     ) -> list[float | str]:
-        """Score of each run of `store`, or the reason why it has none. Scores of the same code are
-        not asked again, since a judge may be a model.
+        """Score of each run of `store`, or the reason why it has none. Recorded scores are not
+        used: what they depend on (modules, files, the model of a judge) is not all on record.
         """
         gate = asyncio.Semaphore(_SCORED)
 
@@ -389,11 +433,9 @@ class GateScores:
             return reason
         if whole.status is RunStatus.FAILED and whole.stop_reason is not StopReason.VERIFIER_ERROR:
             return 0.0
-        scoring = self._known.get(header.id)
-        if scoring is None or scoring.code != self._scorer.code or scoring.fault:
-            rollouts = rollouts_of(self._scorer.rubric, store, [whole])
-            (scoring,) = await self._scorer.score(rollouts)
-            await asyncio.to_thread(self._store.scorings.write, [scoring])
+        rollouts = rollouts_of(self._scorer.rubric, store, [whole])
+        (scoring,) = await self._scorer.score(rollouts)
+        await asyncio.to_thread(self._store.scorings.write, [scoring])
         if scoring.fault:
             return " ".join(f"the rubric failed: {scoring.fault}".split())
         scored = whole.model_copy(update=scoring.as_rewards)
@@ -409,14 +451,28 @@ class GateScores:
 
 
 def _unfit(trajectory: Trajectory) -> str:
+    """Reason why a run cannot be scored (empty if it can)."""
+    if reason := _machine_fault(trajectory):
+        return reason
+    if trajectory.stop_reason is StopReason.INTERRUPT:
+        return "it waits for an answer of a person"
+    return ""
+
+
+def _machine_fault(trajectory: Trajectory) -> str:
     """Reason why a run says nothing about its agent (empty if it does)."""
     if lost := lost_tool_calls(trajectory):
         return f"a machine failed during the tool {lost[0].name}"
-    if trajectory.stop_reason is StopReason.INTERRUPT:
-        return "it waits for an answer of a person"
     if trajectory.status is RunStatus.ABORTED:
         return "it was stopped from outside"
     return ""
+
+
+def _range(end: GatedRun | _WithoutScore) -> tuple[float, float]:
+    """Lowest and highest difference that a run can have."""
+    if isinstance(end, GatedRun):
+        return end.new - end.old, end.new - end.old
+    return -end.old, 1 - end.old
 
 
 def failed_runs(compared: Sequence[GatedRun]) -> dict[str, int]:
@@ -430,7 +486,13 @@ def failed_runs(compared: Sequence[GatedRun]) -> dict[str, int]:
 
 
 def _task_of(run: RecordedRun) -> tuple[str, str]:
-    return run.trajectory.task.id, run.trajectory.task.prompt
+    """Name and prompt of a task. Runs that ask the same question are not independent."""
+    task = run.trajectory.task
+    if task.id != run.trajectory.thread_id:
+        return task.id, task.prompt
+    # recorded without a task, which is then named by its thread
+    given = task.metadata.get(TASK_INPUTS)
+    return json.dumps(given, sort_keys=True, default=str), task.prompt
 
 
 def _mean_over_tasks(compared: Sequence[GatedRun], score: Callable[[GatedRun], float]) -> float:

@@ -35,11 +35,9 @@ from hrm_agent.training.evaluation.metered import MeteredRecording, Stuck, run_u
 from hrm_agent.trajectory import (
     Call,
     Journal,
-    RunStatus,
     TaskRef,
     ToolCall,
     Trajectory,
-    call_id,
     derive_seed,
 )
 
@@ -49,8 +47,6 @@ ToolRule = Literal["recorded", "run", "refuse"]
 """Rule for tool calls. `recorded`: recorded results are used if the call and its history are equal,
 other calls run. `run`: all run. `refuse`: as `recorded`, but other calls end the repetition.
 """
-_REFUSALS = frozenset({"BadRequestError", "InvalidArgument", "UnprocessableEntityError"})
-"""Classes of errors by which providers refuse a request that is not valid."""
 _MOST_OPTIONS = 5
 """Maximum number of options of a request that are named."""
 _MOST_LINES = 40
@@ -202,8 +198,6 @@ class Repeats:
             refused = error.message
         for each in recordings:
             self.policies |= each.policies
-        if ended is not None and ended.status is RunStatus.FAILED:
-            self._refuse_outage(ended)
         active = next((each for each in recordings if each.unrecorded), None)
         active = active or (recordings[-1] if recordings else None)
         difference = None if active is None else _difference(self._source, active, self._tools)
@@ -225,21 +219,6 @@ class Repeats:
             difference=known.difference or difference,
             other_requests=known.other_requests or other,
         )
-
-    def _refuse_outage(self, ended: Trajectory) -> None:
-        """Raise `RunError` if a run failed since a model of the graph did not answer. This says
-        nothing about the agent, unless the model refused the request itself.
-        """
-        for call in ended.failed_calls:
-            place = call.identity
-            asked = self.meter.was_asked(call_id(place.thread_id, place.task_id, call.call_index))
-            kinds = call.error.kinds if call.error is not None else ()
-            refused = _REFUSALS & {kind.rpartition(":")[2] for kind in kinds}
-            if asked and not refused:
-                raise RunError(
-                    f"The model {call.model} gave no answer: {str(call.error).rstrip('.')}.",
-                    "What is recorded is kept. The same command asks again.",
-                )
 
     def _records(self, run: RecordedRun, sample: int) -> list[RunOnRecord]:
         """The recorded run, then its earlier repetitions, the newest first."""

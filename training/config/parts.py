@@ -24,6 +24,7 @@ from pydantic import (
 from hrm_agent.config import BY_MODEL, ONE_BY_ONE, Choice, ConfigPart, is_own
 from hrm_agent.errors import ConfigError
 from hrm_agent.runtime.settings import Durability, GraphContext
+from hrm_agent.store.run_store import shown_url
 
 __all__ = [
     "OWN",
@@ -117,7 +118,7 @@ TRACK_KEYS = frozenset(TrackSettings.model_fields)
 
 
 def _without_password(url: str) -> str:
-    if re.match(r"\w+://[^/@]*:[^/@]*@", url):
+    if shown_url(url) != url:
         raise ConfigError(
             "The URL of the store has a password in it, which would be saved beside the run.",
             "Put it into PGPASSWORD or ~/.pgpass.",

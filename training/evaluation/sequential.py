@@ -76,19 +76,23 @@ def look(
     margin: float = 0.05,
     level: float = 0.05,
     unchanged: bool = False,
+    highest: Sequence[float] | None = None,
 ) -> Look:
     """Look at the differences of the first tasks, in [-1, 1] and in the tasks' random order.
 
     `planned`: number of tasks, which was fixed before the first look. `margin`: largest difference
     that is regarded as none. `level`: probability that the interval is wrong at any look.
     `unchanged`: all planned tasks were repeated, and no request differed. Their difference is
-    exactly 0, whatever their number. Raises `ValueError` for values out of range.
+    exactly 0, whatever their number. `highest`: the largest that each difference can be, if some
+    are not known (None: all are known). `differences` has the smallest then, and the interval holds
+    for every value between. Raises `ValueError` for values out of range.
     """
     values = np.asarray(differences, dtype=float)
-    if len(values) > planned:
+    upper = values if highest is None else np.asarray(highest, dtype=float)
+    if len(values) > planned or len(upper) != len(values):
         raise ValueError(f"{len(values)} differences of {planned} planned tasks")
     # sums of weighted rewards are rounded
-    if not bool((np.abs(values) <= 1 + 1e-9).all()):
+    if not bool((np.abs([values, upper]) <= 1 + 1e-9).all()):
         raise ValueError("a difference is not a number from -1 to 1")
     if unchanged:
         if len(values) != planned or bool(values.any()):
@@ -97,14 +101,15 @@ def look(
     if not planned or not len(values):
         return Look(0, Estimate(math.nan, -1.0, 1.0), None)
     values = values.clip(-1, 1)
+    upper = upper.clip(-1, 1)
     last = len(values) == planned >= _FEWEST
     sequence = level * _OF_SEQUENCE
     low = _lower_end(values, sequence)
-    high = -_lower_end(-values, sequence)
+    high = -_lower_end(-upper, sequence)
     if last:
         low = max(low, _last_lower_end(values, level - sequence))
-        high = min(high, -_last_lower_end(-values, level - sequence))
-    found = Estimate(float(values.mean()), low, high)
+        high = min(high, -_last_lower_end(-upper, level - sequence))
+    found = Estimate(float(values.mean() + upper.mean()) / 2, low, high)
     return Look(len(values), found, _verdict(found, margin))
 
 

@@ -13,7 +13,15 @@ from __future__ import annotations
 
 import math
 
-from hrm_agent.trajectory import DropReason, RunStatus, StopReason, ToolCall, ToolStatus, Trajectory
+from hrm_agent.trajectory import (
+    Call,
+    DropReason,
+    RunStatus,
+    StopReason,
+    ToolCall,
+    ToolStatus,
+    Trajectory,
+)
 
 __all__ = [
     "SECOND_ATTEMPT",
@@ -25,12 +33,15 @@ __all__ = [
     "needed_of",
     "needs_second_attempt",
     "too_small",
+    "unanswered_calls",
 ]
 
 SECOND_ATTEMPT = "/attempt-2"
 """Suffix of the thread name of a rollout's second attempt."""
 _SHOWN = 300
 """Maximum number of characters shown of an error, which may contain text of the policy."""
+_REFUSALS = frozenset({"BadRequestError", "InvalidArgument", "UnprocessableEntityError"})
+"""Classes of errors by which providers refuse a request that is not valid."""
 Why = tuple[DropReason, str]
 """Reason why a rollout was left out, as a type and as text."""
 
@@ -81,6 +92,30 @@ def lost_tool_calls(trajectory: Trajectory) -> list[ToolCall]:
     service. If there are any, the reward may not be due to the policy.
     """
     return [call for call in trajectory.own_tool_calls if call.status is ToolStatus.INFRASTRUCTURE]
+
+
+def unanswered_calls(trajectory: Trajectory) -> list[Call]:
+    """Return the run's calls that a model failed to answer, as in an outage, even if the graph went
+    on without an answer. Such a run says nothing about its agent.
+
+    A call is not among them if its node, or an equal request, got an answer later. Neither is one
+    that the program cancelled, or that the model refused as not valid.
+    """
+    return [
+        failed
+        for failed in trajectory.failed_calls
+        if failed.error is not None
+        and failed.error.name not in ("", "CancelledError")
+        and not _REFUSALS & {kind.rpartition(":")[2] for kind in failed.error.kinds}
+        and not any(
+            call.started_at >= failed.ended_at
+            and (
+                call.identity.task_id == failed.identity.task_id
+                or call.request_hash == failed.request_hash
+            )
+            for call in trajectory.calls
+        )
+    ]
 
 
 def needs_second_attempt(trajectory: Trajectory) -> bool:

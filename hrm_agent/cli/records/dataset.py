@@ -15,7 +15,7 @@ from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_traj
 from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, RunError, StoreError, TaskError, nearest
 from hrm_agent.store import RunStore
-from hrm_agent.store.run_store import own_run
+from hrm_agent.store.run_store import own_run, shown_url
 from hrm_agent.training.datasets import (
     FOLDER,
     Added,
@@ -259,14 +259,14 @@ def _scorings(
     known = store.scorings.rubrics() if names else []
     if unknown := sorted(names - {*known}):
         raise StoreError(
-            f"{where} has no scores {unknown[0]!r}. {nearest(unknown[0], known)}".strip(),
+            f"{shown_url(where)} has no scores {unknown[0]!r}. {nearest(unknown[0], known)}".strip(),
             f"It has: {', '.join(known)}." if known else "`hrm-agent rescore` makes scores.",
         )
     return {name: store.scorings.by_rubric(name) for name in names}
 
 
 def _nothing_chosen(arguments: Arguments, counts: Counter[str]) -> RunError:
-    runs = ", ".join(arguments.runs)
+    runs = ", ".join(map(shown_url, arguments.runs))
     if counts["not own"] and not counts["runs"]:
         return RunError(
             f"{runs} has only forks and candidates among which a run chose its answer.",
@@ -279,7 +279,7 @@ def _nothing_chosen(arguments: Arguments, counts: Counter[str]) -> RunError:
         said = " and ".join(arguments.where)
         return RunError(
             f"No run in {runs} fulfils {said} (runs: {counts['runs']}).",
-            f"`hrm-agent history --store {arguments.runs[0]}` lists them.",
+            f"`hrm-agent history --store {shown_url(arguments.runs[0])}` lists them.",
         )
     return RunError(
         f"No run that was chosen in {runs} has a task: their prompts are empty (runs:"

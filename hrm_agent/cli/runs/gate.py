@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -43,6 +43,7 @@ from hrm_agent.config import (
     read_config_file,
     save_config,
     secret_in,
+    without_secrets,
 )
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
@@ -152,6 +153,9 @@ def _add_options(parser: Parser) -> None:
 
 
 def _refuse_invalid(arguments: argparse.Namespace) -> None:
+    for name in ("run", "graph", "policy", "rewards", "budget", "environment", "report"):
+        if getattr(arguments, name) == "":
+            raise ConfigError(f"--{name} is empty.", "Give it a value, or leave it out.")
     for name in ("samples", "concurrency", "max_tokens"):
         if (count := getattr(arguments, name)) is not None and count < 1:
             flag = f"--{name.replace('_', '-')}"
@@ -181,8 +185,13 @@ def _config_of(arguments: argparse.Namespace) -> GateConfig:
     }
     policy = arguments.policy and _resolved(arguments.policy)
     where = arguments.runs
+    # `resume` may run in another folder
+    whole = {name: _with_whole_path(given[name]) for name in ("graph", "rewards") if name in given}
+    if arguments.report:
+        whole["report"] = str(Path(arguments.report).absolute())
     return GateConfig.model_validate(
         given
+        | whole
         | {
             "recorded": where if "://" in where else str(Path(where).resolve()),
             "policy": policy or "",
@@ -198,6 +207,12 @@ def _resolved(policy: str) -> str:
         return policy
     # links are kept, since they can be changed
     return policy.replace(asked.name, os.path.abspath(asked.name), 1)  # noqa: PTH100
+
+
+def _with_whole_path(name: str) -> str:
+    """Import path `./file.py:name` with the whole path of its file."""
+    file, colon, attribute = name.rpartition(":")
+    return f"{Path(file).absolute()}{colon}{attribute}" if file.endswith(".py") else name
 
 
 def _default_folder(config: GateConfig) -> Path:
@@ -218,8 +233,9 @@ def _dry_run(config: GateConfig, output: Output) -> int:
             gate = await _prepared(config, stack)
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             _, _, expected, cost = await _replayed(gate, Path(folder), stack)
-        output.result(expected_data(gate.found, expected, cost))
-        for line in (*left_out_lines(gate.found), *expected_lines(gate.found, expected, cost)):
+        output.result(without_secrets(expected_data(gate.found, expected, cost)))
+        lines = [*left_out_lines(gate.found), *expected_lines(gate.found, expected, cost)]
+        for line in without_secrets(lines):
             output.say(line)
         return 0
 
@@ -242,7 +258,18 @@ def gate_run(config: GateConfig, out: Path, output: Output) -> int:
     if config.report:
         Path(config.report).write_text(markdown(data), encoding="utf-8")
     failing = ("worse",) if config.fail_on == "worse" else ("worse", "undecided")
-    return 1 if data["verdict"] in failing else 0
+    return 1 if data["verdict"] in failing or _breaks_all(data) else 0
+
+
+def _breaks_all(data: Mapping[str, Any]) -> bool:
+    """True if no verdict is possible with so few runs, but all of the new agent failed or got worse."""
+    if data["verdict"] != "undecided":
+        return False
+    runs = data["runs"]
+    failed = sum(data["failed"].values()) >= runs * data["samples"]
+    return (failed and bool(data["worse"])) or (
+        len(data["worse"]) == runs and not data["budget_used_up"]
+    )
 
 
 def _refuse_folder(config: GateConfig, out: Path) -> None:
@@ -254,14 +281,28 @@ def _refuse_folder(config: GateConfig, out: Path) -> None:
         )
     if config.recorded in (str(out.resolve()), str(store.resolve())):
         raise ConfigError(f"{out} has the recorded runs.", "Name another folder: --out.")
+    if "://" not in config.recorded and Path(config.recorded) in out.resolve().parents:
+        raise ConfigError(
+            f"{out} is inside the recorded folder {config.recorded}.", "Name another folder: --out."
+        )
     if (out / CONFIG_FILE).is_file():
         read_config_file(out / CONFIG_FILE, "gate")  # reports the folder of another command
-    report = Path(config.report)
-    if config.report and (report.is_dir() or not report.parent.is_dir()):
+    if config.report:
+        _refuse_report(Path(config.report))
+
+
+def _refuse_report(report: Path) -> None:
+    """Raise `ConfigError` if a file cannot be written, before anything is asked for its content."""
+    try:
+        there = report.exists()
+        report.open("a").close()
+        if not there:
+            report.unlink()
+    except OSError as error:
         raise ConfigError(
-            f"The report cannot be written to {report}: it is a folder, or its folder is missing.",
+            f"The report cannot be written to {report}: {error.strerror}.",
             "Name a file: --report gate.md.",
-        )
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,13 +373,13 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
                     environment={RUN_VARIABLE: str(folder.resolve())} if folder else {},
                 )
             )
-            scores = GateScores(scorer, gate.source, store)
+            scores = GateScores(scorer, store)
             old = await _recorded_scores(gate, scores)
-        for line in left_out_lines(gate.found):
+        for line in without_secrets([*left_out_lines(gate.found)]):
             remark(line)
         repeats, offline, expected, cost = await _replayed(gate, out, stack, store)
         before = repeats.meter.requests
-        for line in expected_lines(gate.found, expected, cost):
+        for line in without_secrets([*expected_lines(gate.found, expected, cost)]):
             remark(line)
         with progress("gate", len(offline)) as advance:
             result = await compare_runs(
@@ -356,7 +397,9 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
         if config.prompts and not names_reached(config.prompts, store.journal.trajectories()):
             refuse_unreached_prompts(config.prompts)
         tell_unreached_prompts(config.prompts, store.journal.trajectories())
-    return report_data(config, out, gate.found, result, expected, cost, repeats.meter, before)
+    return without_secrets(
+        report_data(config, out, gate.found, result, expected, cost, repeats.meter, before)
+    )
 
 
 async def _recorded_scores(gate: _Prepared, scores: GateScores) -> dict[str, float]:

@@ -134,6 +134,10 @@ def report_data(
             reason: [run.trajectory.thread_id for run in runs]
             for reason, runs in result.left_out.items()
         },
+        "without_score": {
+            reason: [run.trajectory.thread_id for run in runs]
+            for reason, runs in result.without_score.items()
+        },
         "left_out": dict(found.left_out),
         "expected": expected_data(found, expected, cost),
         "asked": {
@@ -187,7 +191,7 @@ def _cause(each: GatedRun) -> str:
 def _sentence(result: GateResult) -> str:
     """Verdict in one sentence."""
     runs = len(result.compared)
-    on = f"on {_count(runs, 'run')}"
+    on = f"on {_count(runs + sum(map(len, result.without_score.values())), 'run')}"
     if result.unchanged:
         exactly = all(each.unchanged for one in result.compared for each in one.repeats)
         as_recorded = "repeat as recorded" if exactly else "have the recorded requests and scores"
@@ -234,6 +238,11 @@ def _notes(data: Mapping[str, Any]) -> Iterator[str]:
     yield f"Score: {data['old']:.3f} on record, {data['new']:.3f} now."
     for reason, threads in data["not_comparable"].items():
         yield f"Not comparable: {_count(len(threads), 'run')} ({_names(threads)}): {reason}."
+    for reason, threads in data["without_score"].items():
+        yield (
+            f"Without a score: {_count(len(threads), 'run')} of the new agent ({_names(threads)}):"
+            f" {reason}. The interval holds for every score that they could have."
+        )
     for error, count in data["failed"].items():
         yield f"Failed, so that the score is 0: {_count(count, 'run')} of the new agent: {error}."
     if data["stopped_early"]:

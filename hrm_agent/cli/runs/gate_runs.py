@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,12 +18,13 @@ from hrm_agent.config import COMMAND_KEY, CONFIG_FILE, build_config, read_config
 from hrm_agent.environment import Environment
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION
 from hrm_agent.errors import ConfigError, RunError
+from hrm_agent.langgraph_format import INTERRUPT
 from hrm_agent.models import Backend, load_policy
 from hrm_agent.models.loading.policy_loader import load_without_retries, time_of_weights
 from hrm_agent.models.model_string import parse_model
 from hrm_agent.prompts import PromptTexts
 from hrm_agent.prompts_file import PromptsByName
-from hrm_agent.runtime.episode import EpisodeRunner
+from hrm_agent.runtime.episode import CONFIGURABLE, EpisodeRunner
 from hrm_agent.runtime.execution.conversation import RECORDED
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.execution.run_context import NOT_KEPT
@@ -32,7 +34,9 @@ from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
 from hrm_agent.training.analysis.gate_repeats import RecordedRun, ToolRule
 from hrm_agent.training.config.commands import CollectConfig, GrpoConfig
+from hrm_agent.training.config.parts import StoreUrl
 from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.rollout.eligibility import unanswered_calls
 from hrm_agent.training.rollout.rollout import recorded_seed
 from hrm_agent.training.tasks import run_verifier_of, verifier_of
 from hrm_agent.training.tasks.own_verifier import VERIFIER, verifier_spec
@@ -45,6 +49,9 @@ from hrm_agent.trajectory import (
     step_in_name,
 )
 
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+
 __all__ = ["GateConfig", "RunsToRepeat", "runs_to_repeat", "scorer_of"]
 
 
@@ -53,7 +60,7 @@ class GateConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    recorded: str = ""
+    recorded: StoreUrl = ""
     """Store or run folder of the recorded runs."""
     run: str = ""
     """Run whose trajectories are repeated (empty: all of the store, or of the folder's run)."""
@@ -139,15 +146,10 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
         for graph in [given.graph] if given.graph else graphs:
             load_graph(graph, given.configurable)  # a graph's modules define its prompts
         PromptTexts(given.prompts)
-    sampled = {each.thread for each in samples_of(headers)}
     if given.policy:  # reports a wrong name before anything is repeated
         _load(given.policy, given)
     runners = dict[str, EpisodeRunner]()
-    for header in headers:
-        if reason := _cannot(header, sampled):
-            found.left_out[reason].append(header.thread_id)
-            continue
-        whole = source.journal.with_calls(header, requests=False)
+    for header, whole in _repeatable(found, source, headers, given):
         values = known_config(source, whole)
         config = build_config(RunConfig, values, f"of thread {header.thread_id!r}")
         graph = given.graph or header.graph
@@ -189,8 +191,10 @@ def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment
 
 
 def _read_folder(found: RunsToRepeat, where: str) -> None:
-    """Note the configuration of a run folder."""
+    """Note the configuration of a run folder, which may be named by its store."""
     path = Path(where)
+    if path.name == "store.db" and path.is_file():
+        path = path.parent
     file = path / CONFIG_FILE
     if "://" in where or not file.is_file():
         return
@@ -241,6 +245,36 @@ def _headers(source: RunStore, given: GateConfig, trained: GrpoConfig | None) ->
     if trained is not None and last is not None:
         return [each for each, step in zip(headers, steps, strict=True) if step == last]
     return headers
+
+
+def _repeatable(
+    found: RunsToRepeat, source: RunStore, headers: Sequence[Trajectory], given: GateConfig
+) -> Iterator[tuple[Trajectory, Trajectory]]:
+    """Runs that can be repeated, as headers and with their calls. Notes the others in `found`."""
+    sampled = {each.thread for each in samples_of(headers)}
+    for header in headers:
+        if reason := _cannot(header, sampled):
+            found.left_out[reason].append(header.thread_id)
+            continue
+        whole = source.journal.with_calls(header, requests=False)
+        if unanswered_calls(whole):
+            found.left_out["has a request that a model failed to answer"].append(header.thread_id)
+            continue
+        if _has_asked_a_person(source, header, given):
+            found.left_out["asked a person, who is not asked again"].append(header.thread_id)
+            continue
+        yield header, whole
+
+
+def _has_asked_a_person(source: RunStore, header: Trajectory, given: GateConfig) -> bool:
+    recorded = header.task.metadata.get(CONFIGURABLE) or {}
+    graph = load_graph(given.graph or header.graph, {**recorded, **given.configurable})
+    where: RunnableConfig = {"configurable": {"thread_id": header.thread_id}}
+    return any(
+        channel == INTERRUPT
+        for checkpoint in source.checkpointer.allowing(graph).list(where)
+        for _, channel, _ in checkpoint.pending_writes or ()
+    )
 
 
 def _cannot(header: Trajectory, sampled: set[str]) -> str:

@@ -153,6 +153,7 @@ def test_an_unchanged_agent_asks_nothing_and_loads_no_policy(
     assert found["verdict"] == "equal" and found["unchanged_runs"] == TASKS
     assert "all 12 runs repeat as recorded, and nothing was asked" in found["sentence"]
     assert not server.asked and not Path("tools.log").exists()
+    assert hrm("gate", "base/store.db", "--json").json["old"] == 1  # has the rubric of its folder
     # a run without a rubric is scored by the verifiers of its tasks, which read a box
     config = Path("base/config.toml")
     assert 'rewards = "answer:last_number"' in config.read_text()
@@ -319,6 +320,111 @@ def test_an_agent_that_fails_is_worse(server: ProviderServer, hrm: Command) -> N
     assert "finish" not in asked(server)
 
 
+def test_runs_that_the_new_agent_leaves_without_a_score_give_no_verdict(
+    server: ProviderServer, hrm: Command
+) -> None:
+    ask = "from langgraph.types import interrupt\n    if state['messages'][0].text[-1] in '13579':"
+    change("said = state", f"{ask}\n        interrupt('go on?')\n    said = state")
+    found = gate(hrm, "--graph", "./new.py:graph")
+    assert (found["verdict"], found["runs"]) == ("undecided", TASKS // 2)
+    assert {why: len(runs) for why, runs in found["without_score"].items()} == {
+        "it waits for an answer of a person": TASKS // 2
+    }
+    assert found["difference"]["low"] < -0.5 and found["difference"]["value"] == -0.25
+    assert not server.asked
+
+
+def test_an_outage_is_no_result_of_either_side(server: ProviderServer, hrm: Command) -> None:
+    # the graph catches the error
+    begin = "    try:\n        return {'messages': [await model.ainvoke([HumanMessage(text)])]}\n"
+    caught = (
+        f"{begin}    except Exception:\n        return {{'messages': [HumanMessage('failed')]}}"
+    )
+    text = 'prompt("ask", state["messages"][0].text)'
+    was = f'    return {{"messages": [await model.ainvoke([HumanMessage({text})])]}}'
+    where = "'http://127.0.0.1:9/v1' if text[-1] in '12' else None"
+    assert was in GRAPH and "max_retries=0)" in GRAPH
+    changed = GRAPH.replace(was, caught).replace(
+        "max_retries=0)", f"max_retries=0, base_url={where})"
+    )
+    changed = changed.replace("    model = Chat", f"    text = {text}\n    model = Chat")
+    Path("away.py").write_text(changed.replace('OWN = "small"', 'OWN = "large"'))
+    told = hrm("gate", "base", "--graph", "./away.py:graph")
+    assert told.code == 2 and "large gave no answer" in told.err
+    words = ("--tasks", "tasks.jsonl", "--rewards", "answer:last_number", "--out", "outage")
+    policy = ("--policy", "openai:weak", "--max-tokens", "50", "--count", "4")
+    assert hrm("eval", *words, *policy, "--graph", "./away.py:graph").code == 0
+    found = hrm("gate", "outage", "--dry-run", "--json").json
+    ((why, runs),) = found["left_out"].items()
+    assert "a model failed to answer" in why and 0 < len(runs) == 4 - found["runs"] < 4
+
+
+RUBRIC = """
+def right(text):
+    return float(open("score.txt").read())
+"""
+
+
+def test_few_runs_of_an_agent_that_breaks(
+    server: ProviderServer, hrm: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for question in ("Task 1", "Task 1", "Task 2"):
+        told = hrm("run", question, "--graph", "./own.py:graph", "--policy", "openai:weak")
+        assert told.code == 0, told.err
+    Path("rubric.py").write_text(RUBRIC)
+    words = ("gate", "runs/store.db", "--rewards", "./rubric.py:right", "--out", "gate", "--json")
+    for score in (0.5, 1):  # the score depends on more than the rubric's code
+        Path("score.txt").write_text(str(score))
+        assert hrm(*words).json["old"] == score
+    monkeypatch.setenv("OTHER_API_KEY", "not-to-be-shown")
+    change("said = state", "import os; raise ValueError(os.environ['OTHER_API_KEY']); said = state")
+    changed = (*words[:-3], "--graph", "./new.py:graph", "--report", "report.md")
+    found = hrm(*changed)
+    # equal questions are one task, and two tasks are too few for "worse"
+    assert "undecided" in found.out and found.code == 1, found.err
+    report = Path("report.md").read_text()
+    assert "ValueError: \\*\\*\\*" in report
+    saved = "".join(each.read_text() for each in Path("runs/analyses").glob("gate-*.json"))
+    assert '"planned_tasks": 2' in saved.replace('":2', '": 2')
+    assert "not-to-be-shown" not in found.out + found.err + report + saved
+    (config,) = Path("runs").glob("*-gate-*/config.toml")
+    assert str(Path("new.py").absolute()) in config.read_text()  # for `resume` in another folder
+
+
+ASKS = """
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import MemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+
+
+def person(state):
+    return {"messages": [AIMessage(interrupt("ok?"))]}
+
+
+builder = StateGraph(MessagesState).add_node("person", person).add_edge(START, "person")
+graph = builder.compile(checkpointer=MemorySaver())
+if __name__ == "__main__":
+    config = {"configurable": {"thread_id": "a"}}
+    graph.invoke({"messages": [("user", "Task")]}, config)
+    graph.invoke(Command(resume="yes"), config)
+"""
+
+
+def test_a_run_that_asked_a_person_is_left_out(hrm: Command) -> None:
+    Path("asks.py").write_text(ASKS)
+    assert hrm("record", "--store", "asks.db", "--", sys.executable, "asks.py").code == 0
+    told = hrm("gate", "asks.db", "--rewards", "answer:last_number")
+    assert told.code == 2 and "1: asked a person" in told.err
+
+
+def test_a_password_is_refused(hrm: Command) -> None:
+    for where in ("postgresql://bob:hunter2@host/db", "postgresql://host/db?password=hunter2"):
+        told = hrm("gate", where, "--out", "gate")
+        assert told.code == 2 and "PGPASSWORD" in told.err and "hunter2" not in told.err
+        assert not Path("gate").exists()
+
+
 BAD = [
     (("--policy", "openai:weak", "--stand-in", "--budget", "0"), "is not an amount"),
     (("--out", "base"), "base has the recorded runs"),
@@ -327,6 +433,9 @@ BAD = [
     (("--rewards", "./judge.py:judge"), "None of 12 recorded runs can be judged"),
     (("--samples", "0"), "below 1"),
     (("--report", "none/r.md"), "cannot be written"),
+    (("--report", "r" * 300), "cannot be written"),
+    (("--report", ""), "--report is empty"),
+    (("--out", "base/sub"), "inside the recorded folder"),
     (("--run", "none"), "no run of run"),
     (("--rewards", "answer:last_number", "--margin", "2"), "--margin"),
 ]

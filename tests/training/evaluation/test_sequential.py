@@ -90,3 +90,16 @@ def test_nothing_is_known_without_tasks() -> None:
 def test_values_out_of_range_are_refused(wrong: list[float]) -> None:
     with pytest.raises(ValueError, match="difference"):
         look(wrong, 2)
+
+
+def test_differences_that_are_not_known_widen_the_interval() -> None:
+    known = look([1.0] * 12, 18)
+    assert known.verdict == "better"
+    found = look([1.0] * 12 + [-1.0] * 6, 18, highest=[1.0] * 12 + [0.0] * 6)
+    lowest = look([1.0] * 12 + [-1.0] * 6, 18)
+    highest = look([1.0] * 12 + [0.0] * 6, 18)
+    assert (found.difference.low, found.difference.high) == (
+        lowest.difference.low,
+        highest.difference.high,
+    )
+    assert found.verdict is None and found.difference.value == 0.5
