@@ -2,7 +2,8 @@
 
 A server listens on loopback only. Its socket is made here, so that no port is guessed. It ends with
 this process, even if this process is killed: it watches its standard input, which this process
-holds open. Its output goes to a file, whose end is shown if it does not start.
+holds open. It gets SIGTERM first, and some seconds to close its environments. Its output goes to a
+file, whose end is shown if it does not start.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from pathlib import Path
 from typing import IO
 
 from hrm_agent.basics.worker_process import signal_group
-from hrm_agent.errors import TaskError
+from hrm_agent.errors import RunError, TaskError
 from hrm_agent.tools.task_environments.source import EnvironmentSource
-from hrm_agent.tools.task_environments.wire import EnvironmentFault
 
-__all__ = ["last_words", "server_url"]
+__all__ = ["last_words", "served", "server_url"]
 
 _SCRIPT = Path(__file__).parent / "foreign" / "serve.py"
 _MOST_STARTS = 4
-"""Maximum number of times that a server is started. One that keeps ending is a fault."""
-SECONDS_TO_END = 3.0
+"""Maximum number of times in a row that a server is started without an answered act."""
+SECONDS_TO_END = 5.0
+"""Time limit of the end of a server: longer than its own of `foreign/serve.py`."""
 _SHOWN = 400
 _PRIVATE = "HRM_AGENT_"
 """Prefix of environment variables that a server does not get: tokens and keys of this project."""
@@ -48,20 +49,26 @@ class _Server:
         self._arguments = _arguments(source)
         self._folder = _folder(source)
         self._is_another = bool(source.python)
-        self._starts = 0
+        self._place = source.place
+        self.starts = 0
+        """Number of starts since the last act that the server answered."""
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def ready(self) -> str:
         """URL of the server, which is started if it does not run."""
         if self._process is None or self._process.poll() is not None:
-            if self._starts == _MOST_STARTS:
-                raise EnvironmentFault(f"The server of the environment has ended: {self.said()}.")
+            if self.starts == _MOST_STARTS:
+                raise RunError(
+                    f"The server of {self._place} ended {_MOST_STARTS} times in a row: "
+                    f"{self.said()}.",
+                    "Mend the environment, then resume the run: what is missing is run.",
+                )
             self._start()
         return self.url
 
     def _start(self) -> None:
-        self._starts += 1
+        self.starts += 1
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(128)
@@ -108,14 +115,20 @@ def server_url(source: EnvironmentSource) -> str:
     """URL of an environment's server, which is started if this process has to. Blocks while it
     starts a process.
 
-    Raises `TaskError` if there is nothing to start, and `EnvironmentFault` if the server ended
-    too often.
+    Raises `TaskError` if there is nothing to start, and `RunError` if the server ended too often.
     """
     if source.url:
         return source.url
     with _lock:
         server = _find(source)
         return server.ready()
+
+
+def served(source: EnvironmentSource) -> None:
+    """Note that an environment has answered an act, so that its server may be started again."""
+    server = _servers.get(_key(source))
+    if server is not None:
+        server.starts = 0
 
 
 def last_words(source: EnvironmentSource) -> str:
@@ -145,7 +158,9 @@ def _close(key: tuple[int, str]) -> None:
 
 def _arguments(source: EnvironmentSource) -> list[str]:
     """Command that starts the server, without the descriptor of its socket."""
-    named = str(Path(source.python).expanduser()) if source.python else sys.executable
+    named = source.python or sys.executable
+    if "/" in named:  # else it is looked up on PATH
+        named = str(Path(named).expanduser().absolute())
     python = shutil.which(named)
     if python is None:
         raise TaskError(

@@ -12,7 +12,8 @@ PLACE is the URL of a running server, or a package or folder whose server is sta
 | `seconds` | time limit of each request (default: 60) |
 
 Other options of OpenEnv are given to the environment's `reset`. Other options of verifiers are
-fields of the taskset's configuration.
+fields of the taskset's configuration. Options that are named like secrets are refused, since the
+text is recorded.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
+from hrm_agent.config import secret_in
 from hrm_agent.errors import TaskError
 
 __all__ = ["EnvironmentSource", "parse_source"]
@@ -60,7 +62,7 @@ class EnvironmentSource:
     @property
     def url(self) -> str:
         """URL of a running server (empty if this process starts the server)."""
-        return self.place if self.place.startswith(("http://", "https://")) else ""
+        return self.place if self.place.lower().startswith(("http://", "https://")) else ""
 
     @property
     def takes_replies(self) -> bool:
@@ -90,6 +92,12 @@ def parse_source(text: str) -> EnvironmentSource:
             "Write openenv:URL, openenv:PACKAGE, openenv:FOLDER or verifiers:NAME.",
         )
     given = dict(parse_qsl(query, keep_blank_values=True))
+    if (name := secret_in(given)) is not None:
+        raise TaskError(
+            f"The option {name!r} of an environment is named like a secret, or holds a password,"
+            " and options are recorded.",
+            "Give it to the environment's server in another way, such as an environment variable.",
+        )
     fields: dict[str, Any] = {name: given.pop(name) for name in _TEXTS if name in given}
     fields |= {name: _number(text, name, given.pop(name)) for name in _NUMBERS if name in given}
     if "steps" in given:
@@ -97,6 +105,11 @@ def parse_source(text: str) -> EnvironmentSource:
         if steps < 1 or steps != int(steps):
             raise TaskError(f"{text}: steps is {steps:g}.", "Give a whole number from 1.")
         fields["steps"] = int(steps)
+    if kind == "openenv" and "seed" in given:
+        raise TaskError(
+            f"{text}: each task has a seed of its own, so none can be given.",
+            "--seed changes the seeds of all tasks.",
+        )
     source = EnvironmentSource(
         kind, place, arguments={name: _literal(value) for name, value in given.items()}, **fields
     )
