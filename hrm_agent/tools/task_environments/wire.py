@@ -256,6 +256,8 @@ class WireSession:
         """Raise `EnvironmentFault` if a message waits. It would be taken for the answer of the
         next act, since messages have no ids.
         """
+        for _ in range(2):  # the loop then reads what has come
+            await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(0):
                 message = await self._socket.receive()
@@ -464,4 +466,9 @@ def _short(value: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    cause = getattr(error, "os_error", None)  # aiohttp's own text holds addresses and options
+    if isinstance(cause, OSError) and cause.strerror:
+        return _short(cause.strerror)
     return _short(str(error) or type(error).__name__)
