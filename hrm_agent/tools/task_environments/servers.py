@@ -25,13 +25,14 @@ from hrm_agent.basics.worker_process import signal_group
 from hrm_agent.errors import RunError, TaskError
 from hrm_agent.tools.task_environments.source import EnvironmentSource
 
-__all__ = ["last_words", "served", "server_url"]
+__all__ = ["last_words", "served", "server_url", "settle"]
 
 _SCRIPT = Path(__file__).parent / "foreign" / "serve.py"
 _MOST_STARTS = 4
 """Maximum number of times in a row that a server is started without an answered act."""
 SECONDS_TO_END = 5.0
 """Time limit of the end of a server: longer than its own of `foreign/serve.py`."""
+_SECONDS_TO_SETTLE = 0.5
 _SHOWN = 400
 _PRIVATE = "HRM_AGENT_"
 """Prefix of environment variables that a server does not get: tokens and keys of this project."""
@@ -52,12 +53,12 @@ class _Server:
         self._place = source.place
         self.starts = 0
         """Number of starts since the last act that the server answered."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def ready(self) -> str:
         """URL of the server, which is started if it does not run."""
-        if self._process is None or self._process.poll() is not None:
+        if self.process is None or self.process.poll() is not None:
             if self.starts == _MOST_STARTS:
                 raise RunError(
                     f"The server of {self._place} ended {_MOST_STARTS} times in a row: "
@@ -79,7 +80,7 @@ class _Server:
                 for name, value in os.environ.items()
                 if not name.startswith(_PRIVATE) and name not in left_out
             }
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*self._arguments, str(listener.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
@@ -100,7 +101,7 @@ class _Server:
         return "it said nothing"
 
     def close(self) -> None:
-        process = self._process
+        process = self.process
         if process is not None:
             assert process.stdin is not None
             process.stdin.close()  # it then ends with all processes that it has started
@@ -131,6 +132,16 @@ def served(source: EnvironmentSource) -> None:
         server.starts = 0
 
 
+def settle(source: EnvironmentSource) -> None:
+    """Wait a moment for the end of a server that has closed its connections, so that the next
+    session starts it again. Blocks.
+    """
+    server = _servers.get(_key(source))
+    if server is not None and server.process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(_SECONDS_TO_SETTLE)
+
+
 def last_words(source: EnvironmentSource) -> str:
     """End of the output of a server that this process started (empty if it did not)."""
     with _lock:
@@ -152,8 +163,9 @@ def _find(source: EnvironmentSource) -> _Server:
 
 
 def _close(key: tuple[int, str]) -> None:
-    if key[0] == os.getpid():
-        _servers.pop(key).close()
+    server = _servers.pop(key, None) if key[0] == os.getpid() else None
+    if server is not None:
+        server.close()
 
 
 def _arguments(source: EnvironmentSource) -> list[str]:

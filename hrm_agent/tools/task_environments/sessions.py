@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hrm_agent.basics.async_bridge import BackgroundLoop
 from hrm_agent.basics.http_client import backoff
-from hrm_agent.tools.task_environments.servers import last_words, served, server_url
+from hrm_agent.tools.task_environments.servers import last_words, served, server_url, settle
 from hrm_agent.tools.task_environments.source import EnvironmentSource
 from hrm_agent.tools.task_environments.wire import (
     AtCapacityError,
@@ -106,7 +106,12 @@ class OpenSession:
         """Take an action. Raises `EnvironmentFault` if the episode ends without a reward."""
         if self._wire is None:
             raise EnvironmentFault("The session with the environment is closed.")
-        seen = await self._wire.act(action)
+        try:
+            seen = await self._wire.act(action)
+        except EnvironmentFault:
+            if not self._source.url:
+                await asyncio.to_thread(settle, self._source)
+            raise
         self._acts += 1
         served(self._source)
         if seen.reward is not None:
