@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
@@ -27,7 +28,7 @@ from urllib.parse import parse_qsl, urlsplit
 from hrm_agent.config import secret_in
 from hrm_agent.errors import TaskError
 
-__all__ = ["EnvironmentSource", "parse_source"]
+__all__ = ["EnvironmentSource", "parse_source", "refuse_secrets"]
 
 Kind = Literal["openenv", "verifiers"]
 _TEXTS = ("python", "app", "reply")
@@ -92,12 +93,7 @@ def parse_source(text: str) -> EnvironmentSource:
             "Write openenv:URL, openenv:PACKAGE, openenv:FOLDER or verifiers:NAME.",
         )
     given = dict(parse_qsl(query, keep_blank_values=True))
-    if (name := secret_in(given)) is not None:
-        raise TaskError(
-            f"The option {name!r} of an environment is named like a secret, or holds a password,"
-            " and options are recorded.",
-            "Give it to the environment's server in another way, such as an environment variable.",
-        )
+    refuse_secrets(given)
     fields: dict[str, Any] = {name: given.pop(name) for name in _TEXTS if name in given}
     fields |= {name: _number(text, name, given.pop(name)) for name in _NUMBERS if name in given}
     if "steps" in given:
@@ -115,6 +111,18 @@ def parse_source(text: str) -> EnvironmentSource:
     )
     _refuse(text, source)
     return source
+
+
+def refuse_secrets(options: Mapping[str, Any]) -> None:
+    """Raise `TaskError` for an option of tasks that is named like a secret, since options are
+    recorded.
+    """
+    if (name := secret_in(options)) is not None:
+        raise TaskError(
+            f"The option {name!r} of the tasks is named like a secret, or holds a password, and"
+            " options are recorded.",
+            "Give it to the environment in another way, such as an environment variable.",
+        )
 
 
 def _refuse(text: str, source: EnvironmentSource) -> None:
