@@ -80,8 +80,9 @@ def bootstrapped(
     for values_U, means_R in zip(values_MU, means_MR, strict=True):
         value = math.fsum(values_U) / units
         low, high = _percentiles(means_R)
-        if shares and values_U.min() == values_U.max():
-            low, high = wilson_interval(value * units, units)
+        if values_U.min() == values_U.max():
+            # without the width that rounding gives to the means of equal values
+            low, high = wilson_interval(value * units, units) if shares else (value, value)
         found.append(Estimate(value, low, high))
     return found
 

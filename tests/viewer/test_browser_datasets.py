@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 
 from hrm_agent.store import open_store
 from hrm_agent.training.datasets import DatasetExample, ExampleSource, add_examples, make_example
+from hrm_agent.training.tasks.sources import keep_sources
 from hrm_agent.trajectory import TaskRef
 from tests.support.browser import Browsing
 from tests.support.trajectory.samples import make_trajectory
@@ -45,6 +46,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "config.toml").write_text(
             'command = "eval"\ntasks = "mix:1*dataset:farm@1?split=all,1*word_problems"\n'
         )
+        keep_sources("mix:1*dataset:farm@1?split=all,1*word_problems", "eval", folder)
         with open_store(folder / "store.db") as store:
             for number, flag in enumerate(right, 99 * (name == "z")):
                 ref = TaskRef(id=f"{number}", family="f", prompt=example(number).prompt)

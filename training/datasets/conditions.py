@@ -1,7 +1,8 @@
 """Conditions on recorded runs: `reward<0.5`, `status=completed`, `metadata.customer~acme-*`.
 
 A condition is a field, an operator and a value. Conditions are data: nothing in them is executed. A
-missing value (the reward of a run that was not scored) fulfils no condition but `!=` and `!~`.
+missing value (the reward of a run that was not scored) fulfils no condition but `!=`, `!~` and
+`=null`. `!=null` is fulfilled by every value that is there.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _SEVERAL: Mapping[str, Callable[[Trajectory], set[str]]] = {
 }
 _KEYED = ("metadata", "rewards", "scores")
 _OF_CALLS = ("calls", "role", "tokens", "tool", "tool_errors")
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _CHOICES = {"status": RunStatus, "stop_reason": StopReason}
 FIELDS = (*sorted({*_TEXTS, *_NUMBERS, *_SEVERAL}), *(f"{name}.NAME" for name in _KEYED))
 """Fields of conditions. `scores.NAME` is the reward by scores of a rubric, or of users
@@ -82,7 +84,9 @@ class Condition:
     operator: str
     """Operator: one of `<= >= != !~ < > = ~`."""
     value: Any
-    """Value that is compared: a number, a text, or a JSON value for a key of the metadata."""
+    """Value that is compared: a number, a text, or a JSON value for a key of the metadata (None:
+    `null`, a missing value).
+    """
 
     @property
     def reads_calls(self) -> bool:
@@ -98,8 +102,12 @@ class Condition:
         if self.field in _SEVERAL:
             found = _SEVERAL[self.field](run)
             negated = self.operator.startswith("!")
+            if self.value is None:
+                return negated == bool(found)
             return negated != any(self._compare(each, self.operator.lstrip("!")) for each in found)
         value = self._value(run, scorings)
+        if self.value is None:
+            return (value is None) == (self.operator == "=")
         return (
             self.operator.startswith("!") if value is None else self._compare(value, self.operator)
         )
@@ -120,15 +128,16 @@ class Condition:
 
     def _compare(self, value: Any, by: str) -> bool:
         if by in ("~", "!~"):
-            matches = isinstance(value, str) and self._pattern.fullmatch(value) is not None
-            return matches != (by == "!~")
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            return (self._pattern.fullmatch(text) is not None) != (by == "!~")
         if by in ("=", "!="):
             # `true` is not 1, as in JSON
             same = isinstance(value, bool) == isinstance(self.value, bool) and value == self.value
             text = isinstance(value, str) and self.field == "metadata"
             return (same or (text and value == _given(self.text))) == (by == "=")
-        numbers = [each for each in (value, self.value) if _is_number(each)]
-        return len(numbers) == 2 and _ORDER[by](value, self.value)
+        # traces often have numbers as texts
+        number = _number(value) if isinstance(value, str) else value
+        return _is_number(number) and _ORDER[by](number, self.value)
 
 
 def read_condition(text: str) -> Condition:
@@ -148,8 +157,22 @@ def read_condition(text: str) -> Condition:
         raise ConfigError(
             f"--where has no field {named[:80]!r}.", f"{near} Known: {', '.join(FIELDS)}.".strip()
         )
+    if sign in ("=", "!=", "~", "!~") and given.startswith(("=", "~")):
+        raise ConfigError(
+            f"--where {text[:80]!r} has two operators, {sign} and {given[0]}.",
+            f"Write one of them. A text that begins with {given[0]} is found by a pattern:"
+            f" {named[:40]}~[{given[0]}]*",
+        )
+    value = _value_given(text, named, field, sign, given)
+    return Condition(text, field, key, sign, value)
+
+
+def _value_given(text: str, named: str, field: str, sign: str, given: str) -> Any:
+    """Value of a condition, of the type that its field and operator compare."""
     value: Any = given
-    if field in _NUMBERS or field in ("rewards", "scores") or sign in ("<", "<=", ">", ">="):
+    if sign in ("=", "!=") and given == "null":
+        value = None
+    elif field in _NUMBERS or field in ("rewards", "scores") or sign in ("<", "<=", ">", ">="):
         if sign in ("~", "!~") or field in _TEXTS or field in _SEVERAL:
             kind = "a number" if sign in ("~", "!~") else "a text"
             raise ConfigError(
@@ -160,6 +183,11 @@ def read_condition(text: str) -> Condition:
         if value is None:
             raise ConfigError(f"--where {text[:80]!r}: {given[:40]!r} is not a number.", "")
     elif field == "metadata" and sign in ("=", "!="):
+        if given in _PYTHON:
+            raise ConfigError(
+                f"--where {text[:80]!r}: values of the metadata are JSON, which has no {given}.",
+                f'Write {_PYTHON[given]}, or "{given}" with its quotes for a text.',
+            )
         value = _json(given)
     elif field in _CHOICES and sign in ("=", "!="):
         known = [each.value for each in _CHOICES[field]]
@@ -169,7 +197,7 @@ def read_condition(text: str) -> Condition:
                 f"--where {text[:80]!r}: there is no {field} {given[:40]!r}.",
                 f"{near} Known: {', '.join(known)}.".strip(),
             )
-    return Condition(text, field, key, sign, value)
+    return value
 
 
 def _given(text: str) -> str:

@@ -85,6 +85,13 @@ class DatasetExample(BaseModel):
     """Run that the example was made from."""
 
     @cached_property
+    def task_digest(self) -> str:
+        """Digest of the content without the reference answer, which is equal for runs of one
+        task.
+        """
+        return content_hash("task", self.family, self.prompt, self.metadata)
+
+    @cached_property
     def question(self) -> float:
         """Digest of the question as a number in [0, 1), which decides the split."""
         parts = [self.metadata.get(name) for name in _QUESTION]

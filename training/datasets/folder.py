@@ -2,11 +2,14 @@
 
 The first line of a file is its head: the format, the number of examples and the share of the
 questions that is held out. The examples follow, sorted by id. DIGEST is the digest of this share
-and the sorted ids. A file is never changed, so a version stays what it is, and Git shows each
-version as a new file.
+and the lines of the examples. A file is never changed, so a version stays what it is, and Git shows
+each version as a new file.
 
 A version is written beside its name and then renamed, under a lock of the data set's folder. So two
 processes that add at once both keep their examples, and a killed one leaves the old versions.
+
+Two branches of a repository may each make a version of one number. The next addition joins all of
+them in a new version. Until then neither this number nor the newest version can be named.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +41,7 @@ __all__ = [
     "Dataset",
     "Version",
     "add_examples",
+    "branches",
     "dataset_names",
     "file_of_version",
     "find_version",
@@ -81,7 +85,7 @@ class Version:
     number: int
     """Number of the version, from 1."""
     digest: str
-    """Digest of the held-out share and the ids of the examples."""
+    """Digest of the held-out share and the examples."""
     path: Path
     """File of the version."""
 
@@ -121,9 +125,11 @@ class Added:
     dataset: Dataset
     """Newest version after the addition."""
     added: int
-    """Number of new examples (0 if no version was made)."""
+    """Number of new examples (0 if no version was made, or only to join others)."""
     known: int
     """Number of given examples that were in the newest version before."""
+    joined: int = 0
+    """Number of versions of several branches that the new version joins."""
 
 
 def split_reference(text: str) -> tuple[str, int | None]:
@@ -150,9 +156,7 @@ def dataset_names(folder: Path) -> list[str]:
 
 
 def list_versions(folder: Path, name: str) -> list[Version]:
-    """Versions of a data set, oldest first. Raises `TaskError` if there are none, or two with one
-    number.
-    """
+    """Versions of a data set, oldest first. Raises `TaskError` if there are none."""
     _check_name(name)
     found = [Version(name, number, digest, path) for number, digest, path in _files(folder / name)]
     if not found:
@@ -163,27 +167,48 @@ def list_versions(folder: Path, name: str) -> list[Version]:
             f"There is no data set {name!r} in {folder}.",
             hint or f"`hrm-agent dataset add {name} RUN` makes one of a run.",
         )
-    for one, other in pairwise(found):
-        if one.number == other.number:
-            raise TaskError(
-                f"The data set {name!r} has two versions {one.number}: {one.path.name} and"
-                f" {other.path.name}.",
-                f"Give one of them another number: rename it to"
-                f" {found[-1].number + 1}-{other.digest}.jsonl.",
-            )
     return found
 
 
 def find_version(folder: Path, name: str, number: int | None = None) -> Version:
-    """Version of a data set (None: the newest). Raises `TaskError` if it is missing."""
+    """Version of a data set (None: the newest). Raises `TaskError` if it is missing, or not the
+    only one.
+    """
     found = list_versions(folder, name)
     if number is None:
+        if apart := branches(found):
+            raise _doubled(apart)
         return found[-1]
-    for version in found:
-        if version.number == number:
-            return version
+    matching = [version for version in found if version.number == number]
+    if len(matching) > 1:
+        raise _doubled(matching)
+    if matching:
+        return matching[0]
     numbers = ", ".join(str(each.number) for each in found[-20:])
     raise TaskError(f"The data set {name!r} has no version {number}.", f"It has: {numbers}.")
+
+
+def branches(versions: Sequence[Version]) -> list[Version]:
+    """Versions from the first number that two of them have, if the newest version lacks examples of
+    them (empty otherwise). Raises `TaskError` for a damaged version.
+    """
+    first = next((i for i, (a, b) in enumerate(pairwise(versions)) if a.number == b.number), None)
+    if first is None:
+        return []
+    apart = list(versions[first:])
+    ids = [{each.id for each in read_version(version).examples} for version in apart]
+    joined = apart[-1].number > apart[-2].number and ids[-1] >= set[str]().union(*ids)
+    return [] if joined else apart
+
+
+def _doubled(apart: Sequence[Version]) -> TaskError:
+    first, second = next(pair for pair in pairwise(apart) if pair[0].number == pair[1].number)
+    return TaskError(
+        f"The data set {first.name!r} has two versions {first.number}, of two branches:"
+        f" {first.path.name} and {second.path.name}.",
+        f"`hrm-agent dataset add {first.name} RUN` joins them in a new version, even if it adds"
+        " nothing else. Versions of other numbers can be named.",
+    )
 
 
 def file_of_version(folder: Path, reference: str) -> Version:
@@ -212,16 +237,24 @@ def read_version(version: Version) -> Dataset:
         raise TaskError(f"{path}: the examples are not sorted by id, each once.", again)
     if len(ids) != head.examples:
         raise TaskError(f"{path} has {len(ids)} examples, its head says {head.examples}.", again)
-    if (digest := _digest(head.eval_share, ids)) != version.digest:
+    if (digest := _digest(head.eval_share, examples)) != version.digest:
         raise TaskError(f"{path}: the digest of its examples is {digest}.", again)
     return Dataset(version, head.eval_share, tuple(examples))
 
 
 def add_examples(
-    folder: Path, name: str, examples: Iterable[DatasetExample], eval_share: float | None = None
+    folder: Path,
+    name: str,
+    examples: Iterable[DatasetExample],
+    eval_share: float | None = None,
+    *,
+    unanswered: Collection[str] = (),
 ) -> Added:
-    """Add examples to the data set `name`, as a new version if one of them is new.
+    """Add examples to the data set `name`, as a new version if one of them is new, or if branches
+    are to be joined.
 
+    `unanswered`: ids of examples whose tasks have no reference answer of their own. Such an example
+    counts as known if the data set has one of the same task, with an answer if it has one.
     `eval_share`: share of the questions that is held out (None: that of the data set, which for a
     new one is 0.2). Raises `TaskError` for another share than that of the data set.
     """
@@ -234,29 +267,45 @@ def add_examples(
     with locked_folder(own):
         for left in own.glob("*.jsonl.part"):  # of a process that was killed
             left.unlink()
-        before = read_version(list_versions(folder, name)[-1]) if _files(own) else None
+        versions = list_versions(folder, name) if _files(own) else []
+        parts = [read_version(each) for each in branches(versions) or versions[-1:]]
+        before = parts[-1] if parts else None
+        if len({part.eval_share for part in parts}) > 1:
+            raise TaskError(
+                f"The versions of the data set {name!r} hold out different shares of its questions:"
+                f" {' and '.join(part.version.path.name for part in parts)}.",
+                "Move the files of one branch to a data set of another name.",
+            )
         if before is not None and eval_share not in (None, before.eval_share):
             raise TaskError(
                 f"The data set {name!r} holds out a share of {before.eval_share:g} of its"
                 f" questions, not {eval_share:g}: with another one, examples would change sides.",
                 "Leave --eval-share out, or begin a data set of another name.",
             )
-        held = {} if before is None else {each.id: each for each in before.examples}
-        new = given.keys() - held.keys()
-        if before is not None and not new:
+        joined = len(parts) if len(parts) > 1 else 0
+        held = {each.id: each for part in parts for each in part.examples}
+        known = {each.task_digest for each in held.values()}
+        answered = {each.task_digest for each in held.values() if each.answer is not None}
+        repeated = {
+            id_
+            for id_ in given.keys() & {*unanswered}
+            if given[id_].task_digest in (known if given[id_].answer is None else answered)
+        }
+        new = given.keys() - held.keys() - repeated
+        if before is not None and not joined and not new:
             return Added(before, 0, len(given))
         share = (
             (_SHARE if eval_share is None else eval_share) if before is None else before.eval_share
         )
-        together = sorted({**given, **held}.values(), key=lambda each: each.id)
+        together = sorted([*held.values(), *(given[id_] for id_ in new)], key=lambda each: each.id)
         number = 1 if before is None else before.version.number + 1
-        digest = _digest(share, [each.id for each in together])
+        digest = _digest(share, together)
         version = Version(name, number, digest, own / f"{number}-{digest}.jsonl")
         head = _Head(eval_share=share, examples=len(together))
         with replacing(version.path) as part, part.open("w", encoding="utf-8", newline="") as file:
             file.write(f"{canonical(head.model_dump())}\n")
             file.writelines(f"{each.line}\n" for each in together)
-    return Added(Dataset(version, share, tuple(together)), len(new), len(given) - len(new))
+    return Added(Dataset(version, share, tuple(together)), len(new), len(given) - len(new), joined)
 
 
 def _files(own: Path) -> list[tuple[int, str, Path]]:
@@ -297,8 +346,8 @@ def _check_name(name: str) -> None:
         )
 
 
-def _digest(eval_share: float, ids: Iterable[str]) -> str:
-    return content_hash("dataset", eval_share, list(ids))
+def _digest(eval_share: float, examples: Iterable[DatasetExample]) -> str:
+    return content_hash("dataset", eval_share, [each.line for each in examples])
 
 
 def _short(text: str) -> str:

@@ -21,6 +21,7 @@ from hrm_agent.training.evaluation.tables import NOT_REPORTED, Row, interval_tex
 from hrm_agent.trajectory import RunStatus
 
 __all__ = [
+    "SCORED_APART",
     "ComparedRun",
     "Comparison",
     "compare",
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 _LEVEL = 0.05
+SCORED_APART = (
+    "Problems with an answer that is right in one and wrong in the other: {}. They may have been"
+    " scored by different rewards: compare scores of one rubric (--by NAME)."
+)
 _NAMED = 20
 """Maximum number of problem ids listed in the text. The JSON file lists all."""
 
@@ -84,6 +89,11 @@ class Comparison:
     """Ids of problems that B lacks, has with another prompt, or has not finished."""
     only_b: tuple[str, ...]
     """Ids of problems that A lacks, has with another prompt, or has not finished."""
+
+    scored_apart: int = 0
+    """Number of problems with one answer that is right in one run and wrong in the other, so that
+    the two were scored by different rewards.
+    """
 
     @property
     def certain(self) -> bool:
@@ -140,7 +150,20 @@ def compare(
         worse=tuple(p.id for p, d in zip(both, differences, strict=True) if d < 0),
         only_a=tuple(p.id for p in sorted(ours.keys() - theirs.keys())),
         only_b=tuple(p.id for p in sorted(theirs.keys() - ours.keys())),
+        scored_apart=sum(_scored_apart(ours[problem], theirs[problem]) for problem in both),
     )
+
+
+def _scored_apart(ours: Sequence[Sample], theirs: Sequence[Sample]) -> bool:
+    """True if an answer is right in one run, and in the other only wrong."""
+    right, wrong = (
+        [
+            {s.answer_key for s in side if s.answer_key and s.verified is flag}
+            for side in (ours, theirs)
+        ]
+        for flag in (True, False)
+    )
+    return bool((right[0] & wrong[1] - right[1]) | (right[1] & wrong[0] - right[0]))
 
 
 def ended_by_problem(samples: Iterable[Sample], name: str) -> dict[Problem, list[Sample]]:
@@ -225,9 +248,10 @@ def comparison_lines(found: Comparison) -> list[str]:
     """Conclusions from the table, as text lines."""
     word = "significant" if found.certain else "within chance"
     lines = [
-        f"{found.problems} problems are in both.",
+        f"Problems in both: {found.problems}.",
         f"The difference of pass@1 is {word}: p = {found.p_value:.2g} ({found.test}).",
-        f"B is right more often on {len(found.better)} problems, A on {len(found.worse)}.",
+        f"Problems on which B is right more often: {len(found.better)}, A: {len(found.worse)}.",
+        *([SCORED_APART.format(found.scored_apart)] if found.scored_apart else []),
     ]
     for name, ids in (("A", found.only_a), ("B", found.only_b)):
         if ids:

@@ -18,6 +18,7 @@ from statistics import pvariance
 from hrm_agent.basics.intervals import Estimate
 from hrm_agent.errors import RunError
 from hrm_agent.training.evaluation.compare import (
+    SCORED_APART,
     ComparedRun,
     Comparison,
     compare,
@@ -106,6 +107,10 @@ class SideBySide:
     """Number of problems that all evaluations have."""
     test: str
     """Name of the test that gave the p-values."""
+    scored_apart: int
+    """Number of problems with an answer that is right in the first and wrong in another, or the
+    reverse (the largest of the comparisons).
+    """
     differing: tuple[DifferingProblem, ...]
     """Problems on which evaluations differ. Those that divide them most evenly come first."""
 
@@ -146,6 +151,7 @@ def side_by_side(
         tuple(rows),
         len(problems),
         " or ".join(dict.fromkeys(each.test for each in compared)),
+        max(each.scored_apart for each in compared),
         _differing(shares, prompts or {}),
     )
 
@@ -241,7 +247,7 @@ def side_by_side_lines(found: SideBySide) -> list[str]:
     count = len(found.evaluations) - 1
     lines = [
         (
-            f"{found.problems} problems are in all evaluations. Intervals are 95 % and paired; p is by"
+            f"Problems in all evaluations: {found.problems}. Intervals are 95 % and paired; p is by"
             f" the test {found.test}."
         ),
         (
@@ -254,11 +260,13 @@ def side_by_side_lines(found: SideBySide) -> list[str]:
             else "No difference to A is significant."
         ),
     ]
+    if found.scored_apart:
+        lines.append(SCORED_APART.format(found.scored_apart))
     for number, each in enumerate(found.evaluations):
         if each.left_out:
             lines.append(
-                f"{each.left_out} problems of {letter(number)} are left out, since another"
-                " evaluation lacks them."
+                f"Problems of {letter(number)} that are left out, since another evaluation lacks"
+                f" them: {each.left_out}."
             )
     if not found.differing:
         lines.append("The evaluations are right on the same problems.")

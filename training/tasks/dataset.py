@@ -14,13 +14,13 @@ order is a permutation drawn from the seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
-from hrm_agent.errors import TaskError, nearest
+from hrm_agent.errors import HrmError, TaskError, nearest
 from hrm_agent.training.datasets import (
     FOLDER,
     Dataset,
@@ -36,9 +36,9 @@ from hrm_agent.training.tasks.items import DRAWN
 from hrm_agent.training.tasks.mixture import read_mixture
 from hrm_agent.training.tasks.spec import FAMILY_NAMES, kind_of
 from hrm_agent.training.tasks.stored import original_of, with_origin
-from hrm_agent.trajectory import TaskRef, Trajectory, derive_seed
+from hrm_agent.trajectory import RunStatus, TaskRef, Trajectory, derive_seed
 
-__all__ = ["example_of", "load_dataset", "version_of_spec", "with_versions"]
+__all__ = ["evaluated_by", "example_of", "load_dataset", "version_of_spec", "with_versions"]
 
 _FAMILY = "dataset"
 _PARAMETERS = ("folder", "run", "split")
@@ -50,14 +50,15 @@ def example_of(trajectory: Trajectory, *, answers: bool = False) -> DatasetExamp
     """Example of a run's task (None if the run has no task).
 
     `answers`: True to take the answer of a completed run as the reference answer of a task without
-    one.
+    one. Of a conversation, the first turn is taken.
     """
     task = original_of(trajectory.task)
     if not task.prompt.strip() and not task.metadata.get("inputs"):
         return None
     answer = task.answer
-    if answer is None and answers and trajectory.status == "completed":
-        answer = trajectory.answer
+    first = trajectory.turns[0].before if trajectory.turns else trajectory
+    if answer is None and answers and first.status is RunStatus.COMPLETED:
+        answer = first.answer
     trace: Any = task.metadata.get("trace")
     named: Any = cast("dict[str, Any]", trace).get("id") if isinstance(trace, dict) else None
     return make_example(
@@ -78,6 +79,7 @@ def load_dataset(
     spec: str,
     verifier_of: Callable[[TaskRef, Path | None], Verifier | None],
     run_verifier_of: Callable[[TaskRef], Any],
+    families_of: Callable[[Path], Collection[str]],
     *,
     split: str,
     seed: int,
@@ -87,8 +89,9 @@ def load_dataset(
     """Load at most `count` tasks (None: all) of `NAME@2?query`. Raises `TaskError`.
 
     `verifier_of`: function (recorded task, folder of its run or None) -> verifier.
-    `run_verifier_of`: the same for verifiers of whole runs. `folder`: folder in which relative
-    paths are resolved (None: the working directory).
+    `run_verifier_of`: the same for verifiers of whole runs. `families_of`: function (folder of a
+    run) -> families of its tasks. `folder`: folder in which relative paths are resolved (None: the
+    working directory).
     """
     given = _parameters(spec)
     found = read_version(version_of_spec(spec, folder))
@@ -100,18 +103,15 @@ def load_dataset(
         raise _empty(found, wanted)
     query = spec.partition("?")[2]
     family = f"{_FAMILY}:{found.version.reference}" + (f"?{query}" if query else "")
-    run = Path(folder or "", Path(given["run"]).expanduser()) if "run" in given else None
+    run = None
+    if "run" in given:
+        run = Path(folder or "", Path(given["run"]).expanduser())
+        _refuse_foreign(found, families_of(run), given["run"])
     random.Random(derive_seed(seed, _FAMILY)).shuffle(chosen)
     tasks: list[Task] = []
     for example in chosen[:count]:
         ref = _ref_of(example)
-        verify = None
-        # the values of a data set may be invalid, and a task without a verifier is refused later
-        with suppress(AttributeError, KeyError, TypeError, ValueError):
-            verify = verifier_of(ref, run) if _can_be_made(ref) else None
-        verify_run = None
-        with suppress(AttributeError, KeyError, TypeError, ValueError):
-            verify_run = run_verifier_of(ref)
+        verify, verify_run = _verifiers(ref, run, verifier_of, run_verifier_of)
         tasks.append(
             Task(
                 id=example.id[:16],
@@ -178,6 +178,75 @@ def _empty(found: Dataset, split: str) -> TaskError:
         f"The data set {name} has no example in the split {split[:80]!r} ({counts}).",
         f"`--tasks 'dataset:{name}?split=all'` takes all examples.",
     )
+
+
+def _refuse_foreign(found: Dataset, families: Collection[str], run: str) -> None:
+    """Raise `TaskError` if a run has tasks of none of the examples' families."""
+    if not found.families.keys() & {*families}:
+        raise TaskError(
+            f"The tasks of the run {run[:200]!r} are of {', '.join(families)[:200]}, and no example"
+            f" of {found.version.reference} is.",
+            f"The examples are of {', '.join(found.families)[:200]}: name a run of these tasks.",
+        )
+
+
+def evaluated_by(
+    found: Dataset,
+    folder: Path,
+    runs: Iterable[str],
+    verifier_of: Callable[[TaskRef, Path | None], Verifier | None],
+    run_verifier_of: Callable[[TaskRef], Any],
+    families_of: Callable[[Path], Collection[str]],
+) -> tuple[str, bool]:
+    """Spec of `--tasks` that evaluates a version, and True if all its examples have a verifier.
+
+    `runs`: runs that may have the code of a user's tasks. No code of them is run.
+    """
+    query: dict[str, str] = {}
+    if str(folder) != FOLDER:
+        query["folder"] = str(folder)
+    if not found.splits["eval"]:
+        query["split"] = "all"
+    own = {each.family for each in found.examples if each.drawn is not None}
+    named = next((run for run in runs if own and own <= {*_families(run, families_of)}), None)
+    if named is not None:
+        query["run"] = named
+    # examples that are alike in this have verifiers alike
+    kinds = {
+        (each.family, each.answer is None): _ref_of(each)
+        for each in found.examples
+        if each.drawn is None and kind_of(each.family)[0] != "reasoning_gym"
+    }
+    verified = all(
+        _verifiers(ref, None, verifier_of, run_verifier_of) != (None, None)
+        for ref in kinds.values()
+    )
+    tail = f"?{urlencode(query, safe='/~')}" if query else ""
+    return f"{_FAMILY}:{found.version.reference}{tail}", verified and (not own or named is not None)
+
+
+def _verifiers(
+    ref: TaskRef,
+    run: Path | None,
+    verifier_of: Callable[[TaskRef, Path | None], Verifier | None],
+    run_verifier_of: Callable[[TaskRef], Any],
+) -> tuple[Verifier | None, Any]:
+    """Verifier of texts and verifier of runs of a recorded task."""
+    verify = None
+    # the values of a data set may be invalid, and a task without a verifier is refused later
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        verify = verifier_of(ref, run) if _can_be_made(ref) else None
+    verify_run = None
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        verify_run = run_verifier_of(ref)
+    return verify, verify_run
+
+
+def _families(run: str, families_of: Callable[[Path], Collection[str]]) -> Collection[str]:
+    """Families of a run's tasks (empty if it has no folder)."""
+    with suppress(HrmError):
+        return families_of(Path(run))
+    return ()
 
 
 def _ref_of(example: DatasetExample) -> TaskRef:

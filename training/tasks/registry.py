@@ -43,7 +43,7 @@ from hrm_agent.training.tasks.published.bfcl import RunVerifier, bfcl_run_verifi
 from hrm_agent.training.tasks.published.ifeval import ifeval_verifier, load_ifeval
 from hrm_agent.training.tasks.published.questions import load_gpqa, load_gsm8k, load_math500
 from hrm_agent.training.tasks.reasoning_gym import load_arc_agi, load_reasoning_gym
-from hrm_agent.training.tasks.sources import read_sources, tasks_folder
+from hrm_agent.training.tasks.sources import SOURCES_FILE, read_sources, tasks_folder
 from hrm_agent.training.tasks.spec import FAMILY_NAMES, MODULE, Loader, kind_of
 from hrm_agent.training.tasks.stored import load_stored, original_of
 from hrm_agent.training.tasks.tables import TABLES, load_table
@@ -58,7 +58,14 @@ from hrm_agent.training.tasks.verify import (
 )
 from hrm_agent.trajectory import TaskRef
 
-__all__ = ["FAMILIES", "load_tasks", "refuse_unscored", "run_verifier_of", "verifier_of"]
+__all__ = [
+    "FAMILIES",
+    "families_of",
+    "load_tasks",
+    "refuse_unscored",
+    "run_verifier_of",
+    "verifier_of",
+]
 
 _WORD_PROBLEM_SPLITS: dict[str, Literal["train", "eval"]] = {"train": "train", "eval": "eval"}
 
@@ -98,6 +105,7 @@ FAMILIES: dict[str, Loader] = {
         spec,
         partial(verifier_of, load=lru_cache(maxsize=8)(load_tasks)),
         run_verifier_of,
+        families_of,
         **options,
     ),
     "gpqa": load_gpqa,
@@ -169,13 +177,39 @@ def load_tasks(
 def refuse_unscored(tasks: Sequence[Task], spec: str) -> None:
     """Raise `TaskError` if a task has no verifier, since it cannot be scored."""
     without = [task for task in tasks if task.verify is None and task.verify_run is None]
-    if without:
+    if not without:
+        return
+    first = without[0]
+    answered = first.answer is not None
+    lacks = "no verifier" if answered else "neither a reference answer nor a verifier"
+    hint = "Give them an answer or a verifier, or name rewards: --rewards module:attribute."
+    if (kind := kind_of(first.family)[0]) in ("dataset", "store"):
+        original = original_of(first.ref())
+        hint = "Name rewards: --rewards module:attribute."
+        if kind == "dataset" and DRAWN in original.metadata:
+            said = "Verifiers of your own tasks are in the code of their run"
+            hint = (
+                f"{said}: {first.family.partition('?')[0]}?run=FOLDER. Or name rewards: --rewards"
+            )
+            hint += " module:attribute."
+        elif answered:
+            lacks += f", since the family {original.family[:80]!r} has none for their answers"
+    raise TaskError(
+        f"{len(without)} of {len(tasks)} tasks of {spec!r} have {lacks} (the first: {first.id!r}):"
+        " there is no reward to evaluate or train by.",
+        hint,
+    )
+
+
+def families_of(run: Path) -> tuple[str, ...]:
+    """Families of the tasks of the run in a folder. Raises `TaskError` if it has none on record."""
+    kept = read_sources(run)
+    if kept is None:
         raise TaskError(
-            f"{len(without)} of {len(tasks)} tasks of {spec!r} have neither a reference answer nor"
-            f" a verifier (the first: {without[0].id!r}): there is no reward to evaluate or"
-            " train by.",
-            "Give them an answer or a verifier, or name rewards: --rewards module:attribute.",
+            f"{run} is not the folder of a run with tasks: there is no {SOURCES_FILE} in it.",
+            "Name the folder that was --out of the run.",
         )
+    return kept.specs
 
 
 def verifier_of(

@@ -13,14 +13,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hrm_agent.basics.files import replacing
+from hrm_agent.config import CONFIG_FILE
 from hrm_agent.errors import RunError, TaskError
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.dataset import version_of_spec, with_versions
@@ -37,6 +40,7 @@ from hrm_agent.training.tasks.spec import (
 )
 
 __all__ = [
+    "DATASET",
     "SOURCES_FILE",
     "TaskSources",
     "changed_sources",
@@ -47,6 +51,8 @@ __all__ = [
 ]
 
 SOURCES_FILE = "tasks.json"
+DATASET = "the data set "
+"""Beginning of the name of a data set's version among the digests."""
 _FILES = ("aime", "bfcl", "csv", "gpqa", "gsm8k", "ifeval", "jsonl", "math500", "parquet")
 
 
@@ -95,7 +101,31 @@ def fixed_tasks(spec: str, run: Path) -> str:
     newest one. Raises `TaskError` for a missing data set.
     """
     kept = read_sources(run)
-    return with_versions(spec, kept.specs if kept is not None else (), tasks_folder(run))
+    began = _configured(run) if kept is None else kept.specs
+    return with_versions(spec, began, tasks_folder(run))
+
+
+def _configured(run: Path) -> list[str]:
+    """Families in the configuration of a run that ended before it wrote its sources."""
+    try:
+        values = tomllib.loads((run / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    stages: Any = values.get("stages")
+    given: list[Any] = [values, *(stages if isinstance(stages, list) else [])]
+    return [
+        spec
+        for each in given
+        if isinstance(each, dict)
+        and isinstance(tasks := cast("dict[str, Any]", each).get("tasks"), str)
+        for spec in _parts_of(tasks)
+    ]
+
+
+def _parts_of(spec: str) -> list[str]:
+    """Families of a mixture (the spec itself if it is none)."""
+    kind, rest = kind_of(spec)
+    return [part.spec for part in read_mixture(rest, FAMILY_NAMES)] if kind == "mix" else [spec]
 
 
 def keep_sources(spec: str, split: str, run: Path, *others: str) -> None:
@@ -133,12 +163,7 @@ def changed_sources(spec: str, split: str, run: Path, *others: str) -> list[str]
 
 
 def _sources_of(given: Iterable[str], split: str, folder: Path) -> TaskSources:
-    specs: list[str] = []
-    for spec in given:
-        kind, rest = kind_of(spec)
-        specs += (
-            [part.spec for part in read_mixture(rest, FAMILY_NAMES)] if kind == "mix" else [spec]
-        )
+    specs = [part for spec in given for part in _parts_of(spec)]
     digests: dict[str, str] = {}
     versions: dict[str, str] = {}
     for each in specs:
@@ -159,7 +184,7 @@ def _files_of(spec: str, split: str, folder: Path) -> Iterator[tuple[str, Path]]
     elif kind == "dataset":
         with suppress(TaskError):  # the loader reports it
             version = version_of_spec(rest, folder)
-            yield f"the data set {version.reference}", version.path
+            yield f"{DATASET}{version.reference}", version.path
     elif kind == "hf":
         place, _ = file_of(rest, split, folder)
         paths = (path for path in sorted(place.rglob("*")) if path.is_file())

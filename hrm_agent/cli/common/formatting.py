@@ -19,6 +19,7 @@ from hrm_agent.trajectory.words import (
 
 __all__ = [
     "call_lines",
+    "counted",
     "ends_of",
     "sentence",
     "summary_row",
@@ -49,6 +50,11 @@ def sentence(text: str) -> str:
     letters but the first are unchanged.
     """
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def counted(count: int, noun: str) -> str:
+    """Number with its noun: `1 run`, `2 runs`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def summary_row(trajectory: Trajectory) -> tuple[object, ...]:

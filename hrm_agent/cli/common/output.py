@@ -141,10 +141,20 @@ class Output:
             table.add_column(column, overflow="fold", width=widths[n] if widths else None)
         for row in shown[1:]:
             table.add_row(*row)
-        console.print(table)
+        self._print(console, table)
         if len(kept) < len(columns):
             left = ", ".join(column for n, column in enumerate(columns) if n not in kept)
             self.say(f"Not shown at this width: {left} (--json has all).", style="dim")
+
+    def _print(self, console: Console, table: Table) -> None:
+        """Print a table. Lines of a file or a pipe do not end with blanks."""
+        if console.is_terminal:
+            console.print(table)
+            return
+        with console.capture() as captured:
+            console.print(table)
+        lines = captured.get().removesuffix("\n").split("\n")
+        self.say("\n".join(line.rstrip() for line in lines))
 
 
 _GAP = 2

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hrm_agent.cli.common.arguments import Arguments, Parser
-from hrm_agent.cli.common.formatting import sentence
+from hrm_agent.cli.common.formatting import counted, sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_trajectories
 from hrm_agent.cli.main import command_list
@@ -17,17 +18,21 @@ from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run
 from hrm_agent.training.datasets import (
     FOLDER,
+    Added,
     Dataset,
     DatasetExample,
     add_examples,
     dataset_names,
     file_of_version,
+    find_version,
     list_versions,
     read_version,
     split_reference,
 )
 from hrm_agent.training.datasets.conditions import FIELDS, Condition, read_condition
-from hrm_agent.training.tasks.dataset import example_of
+from hrm_agent.training.rollout.eligibility import SECOND_ATTEMPT
+from hrm_agent.training.tasks.dataset import evaluated_by, example_of
+from hrm_agent.training.tasks.registry import families_of, run_verifier_of, verifier_of
 from hrm_agent.trajectory import Scoring, Trajectory
 
 __all__ = ["ACTIONS", "run"]
@@ -97,46 +102,96 @@ def _add(words: list[str]) -> int:
             f"Add to the data set: `hrm-agent dataset add {arguments.name.partition('@')[0]} ...`.",
         )
     conditions = [read_condition(text) for text in arguments.where]
-    found: dict[str, DatasetExample] = {}
     counts = Counter[str]()
-    for where in arguments.runs:
-        for trajectory in _chosen(where, arguments.run, conditions, counts):
-            example = example_of(trajectory, answers=arguments.answers)
-            if example is None:
-                counts["without a task"] += 1
-            else:
-                found.setdefault(example.id, example)
+    found, unanswered = _examples(arguments, conditions, counts)
     if not found:
         raise _nothing_chosen(arguments, counts)
-    added = add_examples(arguments.folder, arguments.name, found.values(), share)
-    version = added.dataset.version
+    added = add_examples(arguments.folder, arguments.name, found, share, unanswered=unanswered)
     output = Output(as_json=arguments.json)
     output.result(
         {
             **_facts(added.dataset),
             "added": added.added,
             "known": added.known,
+            "joined": added.joined,
             "runs": counts["runs"],
             "chosen": counts["chosen"],
             "without_task": counts["without a task"],
-            "file": str(version.path),
+            "not_own": counts["not own"],
+            "several_answers": counts["several answers"],
+            "file": str(added.dataset.version.path),
         }
     )
     output.say(
-        f"{counts['chosen']} of {counts['runs']} runs were chosen, with {len(found)} different"
-        " tasks."
+        f"{counts['chosen']} of {counted(counts['runs'], 'run')} were chosen, with"
+        f" {counted(len(found), 'different task')}."
     )
     if counts["without a task"]:
         output.say(f"{counts['without a task']} of them have no task and were left out.")
-    if not added.added:
-        output.say(f"{version.reference} has all of them already. No version was made.")
-        return 0
-    output.say(
-        f"{version.reference}: {len(added.dataset.examples)} examples, {added.added} of them new"
-        f" ({_counts(added.dataset.splits)})."
-    )
-    output.next(f"hrm-agent eval --tasks dataset:{version.reference}")
+    if counts["not own"]:
+        output.say(
+            f"{counts['not own']} more were left out: forks, first attempts of repeated rollouts,"
+            " and candidates among which a run chose its answer."
+        )
+    if counts["several answers"]:
+        output.say(
+            f"The runs of {counted(counts['several answers'], 'task')} gave different answers. The"
+            " most frequent one was taken, the first if several are.",
+            style="yellow",
+        )
+    _say_version(output, added, arguments)
     return 0
+
+
+def _say_version(output: Output, added: Added, arguments: Arguments) -> None:
+    found = added.dataset
+    reference = found.version.reference
+    if added.joined:
+        output.say(f"{reference} joins {added.joined} versions of several branches.")
+    elif not added.added:
+        output.say(f"{reference} has all of them already. No version was made.")
+        return
+    output.say(
+        f"{reference}: {counted(len(found.examples), 'example')}, {added.added} of them new"
+        f" ({_counts(found.splits)})."
+    )
+    spec, verified = evaluated_by(
+        found, arguments.folder, arguments.runs, verifier_of, run_verifier_of, families_of
+    )
+    rewards = "" if verified else " --rewards module:attribute"
+    output.next(f"hrm-agent eval --tasks {shlex.quote(spec)}{rewards}")
+
+
+def _examples(
+    arguments: Arguments, conditions: Sequence[Condition], counts: Counter[str]
+) -> tuple[list[DatasetExample], list[str]]:
+    """Different examples of the chosen runs, and the ids of those whose tasks have no reference
+    answer of their own, of which each task has one.
+    """
+    found: dict[str, DatasetExample] = {}
+    unanswered: defaultdict[str, list[DatasetExample]] = defaultdict(list)
+    for where in arguments.runs:
+        for trajectory in _chosen(where, arguments.run, conditions, counts):
+            example = example_of(trajectory, answers=arguments.answers)
+            if example is None:
+                counts["without a task"] += 1
+            elif trajectory.task.answer is None:
+                unanswered[example.task_digest].append(example)
+            else:
+                found.setdefault(example.id, example)
+    of_tasks = [_most_frequent(each) for each in unanswered.values()]
+    counts["several answers"] = sum(
+        len({each.answer for each in of_task} - {None}) > 1 for of_task in unanswered.values()
+    )
+    found |= {each.id: each for each in of_tasks}
+    return list(found.values()), [each.id for each in of_tasks]
+
+
+def _most_frequent(examples: Sequence[DatasetExample]) -> DatasetExample:
+    """Example of a task with the answer that most of its runs gave, of the first such run."""
+    counts = Counter(each.answer for each in examples if each.answer is not None)
+    answer = counts.most_common(1)[0][0] if counts else None
+    return next(each for each in examples if each.answer == answer)
 
 
 def _chosen(
@@ -149,8 +204,8 @@ def _chosen(
                 f"--where {scored.text}: {where} is a file, which has no later scores.",
                 "Name the run's folder or store, or compare `reward`.",
             )
-        for trajectory in stored_trajectories(where, run_id):
-            counts["runs"] += 1
+        threads = {each.thread_id for each in stored_trajectories(where, run_id)}
+        for trajectory in _own(stored_trajectories(where, run_id), threads, counts):
             if all(each.holds(trajectory, {}) for each in conditions):
                 counts["chosen"] += 1
                 yield trajectory
@@ -163,8 +218,9 @@ def _chosen(
             ("1 = 1", ()) if own is None else ("run_id = ?", (own,))
         )
         scorings = _scorings(store, conditions, where)
-        for header in store.journal.headers(*query):
-            counts["runs"] += 1
+        headers = store.journal.headers(*query)
+        threads = {header.thread_id for header in headers}
+        for header in _own(headers, threads, counts):
             later = {
                 name: by_id[header.id] for name, by_id in scorings.items() if header.id in by_id
             }
@@ -176,6 +232,23 @@ def _chosen(
                     continue
             counts["chosen"] += 1
             yield header
+
+
+def _own(
+    runs: Iterable[Trajectory], threads: set[str], counts: Counter[str]
+) -> Iterator[Trajectory]:
+    """Runs of their tasks, as evaluations count them: without forks, first attempts of repeated
+    rollouts, and candidates, whose group is the thread that chooses.
+    """
+    for run in runs:
+        own = (
+            run.forked_from is None
+            and run.group_id not in threads
+            and run.thread_id + SECOND_ATTEMPT not in threads
+        )
+        counts["runs" if own else "not own"] += 1
+        if own:
+            yield run
 
 
 def _scorings(
@@ -194,18 +267,23 @@ def _scorings(
 
 def _nothing_chosen(arguments: Arguments, counts: Counter[str]) -> RunError:
     runs = ", ".join(arguments.runs)
+    if counts["not own"] and not counts["runs"]:
+        return RunError(
+            f"{runs} has only forks and candidates among which a run chose its answer.",
+            "Name the run that they belong to.",
+        )
     if not counts["runs"]:
         of_run = f" of the run {arguments.run!r}" if arguments.run else ""
         return RunError(f"{runs} has no runs{of_run}.", "Record some first: `hrm-agent collect`.")
     if not counts["chosen"]:
         said = " and ".join(arguments.where)
         return RunError(
-            f"None of the {counts['runs']} runs in {runs} fulfils {said}.",
+            f"No run in {runs} fulfils {said} (runs: {counts['runs']}).",
             f"`hrm-agent history --store {arguments.runs[0]}` lists them.",
         )
     return RunError(
-        f"None of the {counts['chosen']} runs that were chosen in {runs} has a task: their prompts"
-        " are empty.",
+        f"No run that was chosen in {runs} has a task: their prompts are empty (runs:"
+        f" {counts['chosen']}).",
         "Name other runs.",
     )
 
@@ -217,7 +295,9 @@ def _list(words: list[str]) -> int:
     problems: list[str] = []
     for name in dataset_names(arguments.folder):
         try:
-            found += [_facts(read_version(each)) for each in list_versions(arguments.folder, name)]
+            versions = list_versions(arguments.folder, name)
+            found += [_facts(read_version(each)) for each in versions]
+            find_version(arguments.folder, name)
         except TaskError as error:
             problems.append(f"{error.message} {error.hint}")
             found.append({"name": name, "problem": error.message})
@@ -274,12 +354,13 @@ def _show(words: list[str]) -> int:
         }
     )
     output.say(
-        f"{found.version.reference}: {len(found.examples)} examples ({_counts(found.splits)}),"
+        f"{found.version.reference}: {counted(len(found.examples), 'example')}"
+        f" ({_counts(found.splits)}),"
         f" {share:g} of the questions held out, digest {found.version.digest}"
     )
     output.table(_COLUMNS, [_row(each, share) for each in listed], spare=("family", "trajectory"))
     if len(listed) < len(chosen):
-        output.say(f"{len(listed)} of {len(chosen)} examples; --limit {len(chosen)} lists them all")
+        output.say(f"{len(listed)} of {len(chosen)} examples; --limit {len(chosen)} lists all")
     return 0
 
 
@@ -313,11 +394,11 @@ def _diff(words: list[str]) -> int:
     )
     names = (a.version.reference, b.version.reference)
     output.say(
-        f"{len(of_a) - len(removed)} examples are in both, {len(removed)} only in {names[0]},"
-        f" {len(added)} only in {names[1]}."
+        f"Examples in both: {len(of_a) - len(removed)}, only in {names[0]}: {len(removed)}, only in"
+        f" {names[1]}: {len(added)}."
     )
     if moved:
-        output.say(f"{len(moved)} of those in both are in another split.", style="yellow")
+        output.say(f"In both, but in another split: {len(moved)}.", style="yellow")
     rows = [(names[0], *_row(each, a.eval_share)) for each in removed[:_ROWS]]
     rows += [(names[1], *_row(each, b.eval_share)) for each in added[:_ROWS]]
     if rows:

@@ -27,7 +27,7 @@ _SHOWN = 12
 
 
 _OF_TOKENS = ("policy", "steps", "limit", "seed", "share", "window", "tokens")
-_OF_FAILURES = ("judge", "against", "budget", "price", "top")
+_OF_FAILURES = ("judge", "against", "by", "budget", "price", "max_tokens", "top")
 
 
 def _refuse(
@@ -36,7 +36,10 @@ def _refuse(
     """Raise `ConfigError` for a given option that has no effect."""
     for name in names:
         if getattr(arguments, name) != parser.get_default(name):
-            raise ConfigError(f"--{name} {reason}.", "`hrm-agent analyze --help` lists both forms.")
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"--{option} {reason}.", "`hrm-agent analyze --help` lists both forms."
+            )
 
 
 def run(words: list[str]) -> int:
@@ -122,6 +125,8 @@ def _parser() -> Parser:
         metavar="[MODEL=]PROMPT,COMPLETION",
         help="price of a million prompt and completion tokens of the judge",
     )
+    add("--max-tokens", type=int, metavar="N", help="of the judge's replies [by the model]")
+    add("--by", metavar="NAME", help="judge runs by the scores under this name (`rescore`)")
     add("--top", type=int, default=3, metavar="N", help="examples of each class of failures [3]")
     return parser
 

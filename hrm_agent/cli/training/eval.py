@@ -88,6 +88,11 @@ def run(words: list[str]) -> int:
                 "--compare takes two records or more, but one was given.",
                 "Name the others after it: eval --compare A B C.",
             )
+        places = [str(Path(each).resolve()) if "://" not in each else each for each in records]
+        if twice := next((a for n, a in enumerate(records) if places[n] in places[:n]), None):
+            raise ConfigError(
+                f"--compare names {twice} twice.", "Name each record once: eval --compare A B C."
+            )
         if len(records) > 2:
             return _compare_several(output, records, arguments.by, prices, arguments.out)
         a, b = (samples_of(_trajectories(record, arguments.by)[0]) for record in records)

@@ -10,17 +10,18 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hrm_agent.basics.files import alone_in, json_line, replacing
 from hrm_agent.basics.intervals import Estimate
 from hrm_agent.basics.unicode import replace_surrogates
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.run_folder import refuse_without_rollouts
-from hrm_agent.errors import ConfigError
+from hrm_agent.errors import ConfigError, HrmError, ModelError
 from hrm_agent.store.run_store import shown_url
 from hrm_agent.training.analysis.failures.classes import UNEXPLAINED
 from hrm_agent.training.analysis.failures.report import (
+    ClassChange,
     ClassifiedRun,
     FailureChange,
     FailureReport,
@@ -34,22 +35,31 @@ from hrm_agent.training.records.runs import opened_runs
 from hrm_agent.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from hrm_agent.training.analysis.failures.judge import JudgeQuestion
+    from hrm_agent.models.current_policy import Backend
+    from hrm_agent.runtime.settings import RunSettings
+    from hrm_agent.training.analysis.failures.judge import JudgedFailure, JudgeQuestion
+    from hrm_agent.training.evaluation.budget import RequestBudget
+    from hrm_agent.training.evaluation.prices import Prices
 
 __all__ = ["failures_run"]
 
 _REPORT = "failures.json"
 _PAGE_FAILURES = 5_000
 """Maximum number of failed runs that are saved for the viewer."""
+_HOSTED_REPLY = 1024
+"""Maximum completion tokens of a hosted judge's reply under a budget."""
 _KINDS, _TASKS = 3, 4
 """Maximum numbers of kinds of a class, and of tasks of a move, on the console."""
 
 
 def failures_run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    """Classify, compare and report. Returns 0."""
+    """Classify, compare and report. Returns 0. If the judge does not answer, the rules' report is
+    shown and saved before its error is raised.
+    """
     names = [arguments.run, *([arguments.against] if arguments.against is not None else [])]
     _check(arguments, names)
     folder = _folder(arguments)
+    asking = None if folder is None or arguments.judge is None else _asking(arguments, folder)
     left_out: dict[str, int] = {}
     questions: dict[tuple[int, str], JudgeQuestion] = {}
     found: list[list[ClassifiedRun]] = []
@@ -60,20 +70,26 @@ def failures_run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
                 if arguments.judge is not None and explained.primary == UNEXPLAINED:
                     from hrm_agent.training.analysis.failures.judge import question_of
 
-                    questions[at, trajectory.thread_id] = question_of(trajectory)
+                    questions[at, trajectory.id] = question_of(trajectory)
 
             with progress("runs", 100) as advance:
                 found.append(
                     classified_runs(
                         runs,
                         left_out if place == 0 else {},
+                        by=arguments.by,
+                        others=[other for other in opened if other is not runs],
                         on_run=lambda done, total: advance("", min(100, 100 * done // total)),
                         on_failed=unexplained,
                     )
                 )
-    judged = None
-    if folder is not None and arguments.judge is not None:
-        judged = _ask(arguments, folder, questions, found)
+    judged: dict[str, Any] | None = None
+    error: HrmError | None = None
+    if asking is not None:
+        try:
+            judged, error = _ask(asking, questions, found)
+        except HrmError as raised:
+            error = raised
     shown = [*map(shown_url, names)]
     report = failure_report(shown[0], found[0], left_out, examples=arguments.top)
     change = change_between(shown[1], found[1], found[0]) if len(shown) > 1 else None
@@ -87,19 +103,35 @@ def failures_run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     _show(output, report, change)
     if judged is not None:
         _show_judge(output, judged)
-    _save(arguments, words, folder, result)
-    _show_next(output, arguments, report, folder)
+    saved = _save(arguments, words, folder, result)
+    _show_next(output, arguments, report, folder if saved else None)
+    if error is not None:
+        raise _judge_error(error)
     return 0
+
+
+def _judge_error(error: HrmError) -> HrmError:
+    """Error of the judge, with what to do next for this command."""
+    if not isinstance(error, ModelError):
+        return error
+    return ModelError(
+        f"The judge did not answer: {error.message}",
+        "The report has the rules' classes. Check the judge's key, its name and the network, and"
+        " repeat the command: recorded replies are not asked for again.",
+    )
 
 
 def _check(arguments: argparse.Namespace, names: Sequence[str]) -> None:
     """Raise `ConfigError` for options that have no effect, and for missing runs."""
     if arguments.top < 0:
         raise ConfigError(f"--top {arguments.top} is below 0.", "Write --top 3.")
+    if (least := arguments.max_tokens) is not None and least < 1:
+        raise ConfigError(f"--max-tokens {least} is below 1.", "Write --max-tokens 1024.")
     if arguments.judge is None:
-        for name in ("budget", "price"):
+        for name in ("budget", "price", "max_tokens"):
             if getattr(arguments, name):
-                raise ConfigError(f"--{name} needs a judge.", "Name one: --judge openai:MODEL.")
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} needs a judge.", "Name one: --judge openai:MODEL.")
     elif not arguments.judge:
         raise ConfigError("The name of the judge is empty.", "Name one: --judge openai:MODEL.")
     for name in names:
@@ -134,54 +166,92 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
     return out
 
 
-def _ask(
-    arguments: argparse.Namespace,
-    folder: Path,
-    asked: Mapping[tuple[int, str], JudgeQuestion],
-    found: list[list[ClassifiedRun]],
-) -> dict[str, Any]:
-    """Ask the judge about unexplained runs, and put its classes into `found`."""
+class _Asking(NamedTuple):
+    """Judge and its limits."""
+
+    policy: str
+    """Name of the judge's policy."""
+    backend: Backend
+    """Judge, loaded."""
+    settings: RunSettings
+    """Settings of its requests."""
+    given_budget: str | None
+    """Budget as the user wrote it (None: no limit)."""
+    budget: RequestBudget | None
+    """Limit of all requests."""
+    prices: Prices
+    """Prices of models."""
+    place: Path
+    """Folder of its replies."""
+
+
+def _asking(arguments: argparse.Namespace, folder: Path) -> _Asking:
+    """Load the judge. This is done before any run is read, so that mistakes are reported at once."""
+    from langchain_core.language_models import BaseChatModel
+
     from hrm_agent.models.loading.policy_loader import load_policy, load_without_retries
-    from hrm_agent.runtime.episode import EpisodeRunner
     from hrm_agent.runtime.settings import RunSettings
-    from hrm_agent.store import open_store
-    from hrm_agent.training.analysis.failures.judge import judge
-    from hrm_agent.training.evaluation.budget import Meter, read_budget
+    from hrm_agent.training.evaluation.budget import read_budget
     from hrm_agent.training.evaluation.prices import read_prices
 
     budget = None if arguments.budget is None else read_budget(arguments.budget)
     prices = read_prices(arguments.price)
     load = load_policy if budget is None else load_without_retries
     backend = load(arguments.judge)
+    most = arguments.max_tokens
+    if most is None and budget is not None and isinstance(backend, BaseChatModel):
+        most = _HOSTED_REPLY
+    settings = RunSettings(max_tokens=most)
     place = folder / "judge"
     place.mkdir(parents=True, exist_ok=True)
+    return _Asking(arguments.judge, backend, settings, arguments.budget, budget, prices, place)
+
+
+def _ask(
+    asking: _Asking,
+    asked: Mapping[tuple[int, str], JudgeQuestion],
+    found: list[list[ClassifiedRun]],
+) -> tuple[dict[str, Any], HrmError | None]:
+    """Ask the judge about unexplained runs, and put its classes into `found`. `asked`: questions by
+    place of the record and id of the trajectory. Returns a summary, and the error of the judge
+    (None if there was none).
+    """
+    from hrm_agent.runtime.episode import EpisodeRunner
+    from hrm_agent.store import open_store
+    from hrm_agent.training.analysis.failures.judge import judge
+    from hrm_agent.training.evaluation.budget import Meter
+
+    place = asking.place
     with alone_in(place), open_store(place / "store.db") as store:
-        meter = Meter(place / "asked.jsonl", prices, budget, store.journal.calls_among)
+        meter = Meter(
+            place / "asked.jsonl", asking.prices, asking.budget, store.journal.calls_among
+        )
         before = meter.total
 
-        async def ask() -> dict[str, Any]:
-            settings = RunSettings()
+        async def ask() -> tuple[dict[JudgeQuestion, JudgedFailure], HrmError | None]:
             async with EpisodeRunner.open(
-                store, arguments.judge, settings, backend=backend
+                store, asking.policy, asking.settings, backend=asking.backend
             ) as runner:
-                return await judge(runner, [*asked.values()], meter)
+                return await judge(runner, asked.values(), meter)
 
-        judgements = asyncio.run(ask()) if asked else {}
+        replies, error = asyncio.run(ask()) if asked else ({}, None)
         total = meter.total
+    judgements = {run: replies[question] for run, question in asked.items() if question in replies}
     for at, runs in enumerate(found):
         for index, each in enumerate(runs):
-            judgement = judgements.get(each.thread) if (at, each.thread) in asked else None
+            judgement = judgements.get((at, each.trajectory))
             if judgement is not None:
                 shows = Evidence("judge", "", judgement.reason)
                 runs[index] = replace(each, outcome=judgement.name, evidence=shows)
     unread = sum(each.name == UNEXPLAINED for each in judgements.values())
-    return {
-        "policy": arguments.judge,
+    summary = {
+        "policy": asking.policy,
         "runs": len(asked),
         "judged": len(judgements) - unread,
         "unreadable": unread,
-        "budget": arguments.budget,
-        "budget_used_up": meter.closed,
+        "budget": asking.given_budget,
+        "budget_used_up": meter.closed and error is None,
+        "error": None if error is None else error.message,
         "asked_now": {
             "read": total.read - before.read,
             "sampled": total.sampled - before.sampled,
@@ -189,19 +259,26 @@ def _ask(
         },
         "asked": {"read": total.read, "sampled": total.sampled, "cost": total.cost},
     }
+    return summary, error
 
 
 def _show(output: Output, report: FailureReport, change: FailureChange | None) -> None:
-    share = report.failed / report.judged if report.judged else math.nan
-    tasks = "1 task" if report.tasks == 1 else f"{report.tasks} tasks"
+    share = f" ({report.failed / report.judged:.3f})" if report.judged else ""
     output.say(
-        f"{report.failed} of {report.judged} judged runs of {tasks} failed ({share:.3f})"
+        f"{report.failed} of {_counted(report.judged, 'judged run')} of"
+        f" {_counted(report.tasks, 'task')} failed{share}"
         + (f", {report.apart} of them by no fault of the policy" if report.apart else "")
         + "."
     )
-    if unjudged := report.runs - report.judged:
+    for why, count in report.unjudged.items():
         output.say(
-            f"{unjudged} runs are not judged: they have no reward. `hrm-agent rescore` scores runs."
+            f"Not judged: {_counted(count, 'run')}, since {why}. `hrm-agent rescore` scores runs, and"
+            " `--by NAME` takes its scores."
+        )
+    if report.best is not None:
+        output.say(
+            f"{_counted(report.by_reward, 'run')} with a reward alone: right with the highest one on"
+            f" record, {report.best:g}, and failed with less."
         )
     output.table(
         ("class", "runs", "share (95 % interval)", "tasks", "also", "kinds"),
@@ -248,26 +325,28 @@ def _show(output: Output, report: FailureReport, change: FailureChange | None) -
     output.say("")
     for each in report.classes:
         for why, count in each.unchecked.items():
-            output.say(f"Not checkable: {each.name} in {count} failed runs, since {why}.")
+            runs = _counted(count, "failed run")
+            output.say(f"Not checkable: {each.name} in {runs}, since {why}.")
     for why, count in report.left_out.items():
         output.say(f"Left out: {count} ({why}).")
 
 
 def _show_change(output: Output, change: FailureChange) -> None:
     based = (
-        f"{change.paired} tasks of both"
+        f"{_counted(change.paired, 'task')} of both"
         if change.paired
         else "no task of both, so that the runs are compared as independent ones"
     )
     output.table(
-        ("class", "before", "after", "change (95 % interval)", ""),
+        ("class", "before", "after", "change (95 % interval)", "p", ""),
         [
             (
                 each.name,
                 each.before,
                 each.after,
                 _interval(each.difference, sign=True),
-                _direction(each.difference),
+                f"{each.p_value:.2g}",
+                _direction(each),
             )
             for each in change.changes
         ],
@@ -281,8 +360,14 @@ def _show_change(output: Output, change: FailureChange) -> None:
         )
 
 
-def _direction(found: Estimate) -> str:
-    return "grew" if found.low > 0 else "shrank" if found.high < 0 else ""
+def _direction(change: ClassChange) -> str:
+    if not change.certain:
+        return ""
+    return "grew" if change.difference.value > 0 else "shrank"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _listed(tasks: Sequence[str]) -> str:
@@ -299,12 +384,14 @@ def _show_judge(output: Output, judged: Mapping[str, Any]) -> None:
     now, total = judged["asked_now"], judged["asked"]
     cost = "" if math.isnan(total["cost"]) else f", cost {now['cost']:.4g} ({total['cost']:.4g})"
     output.say(
-        f"{judged['policy']} judged {judged['judged']} of {judged['runs']} unexplained runs:"
+        f"{judged['policy']} judged {judged['judged']} of"
+        f" {_counted(judged['runs'], 'unexplained run')}:"
         f" {now['read']:,} + {now['sampled']:,} tokens (prompt + completion) were asked now, of"
         f" {total['read']:,} + {total['sampled']:,} in all{cost}."
     )
     if judged["unreadable"]:
-        output.say(f"{judged['unreadable']} runs stay unexplained: no reply could be read.")
+        unread = _counted(judged["unreadable"], "run")
+        output.say(f"No reply could be read for {unread}, which stay unexplained.")
     if judged["budget_used_up"]:
         output.say(f"The budget of {judged['budget']} does not suffice for more.")
 
@@ -314,9 +401,9 @@ def _save(
     words: Sequence[str],
     folder: Path | None,
     result: Mapping[str, Any],
-) -> None:
-    """Write the report, and save it for the viewer. If the run's folder cannot be written to, that
-    is reported.
+) -> bool:
+    """Write the report, and save it for the viewer. Returns False if the folder cannot be written
+    to, which is reported.
     """
     try:
         if folder is not None:
@@ -325,7 +412,7 @@ def _save(
             with replacing(folder / _REPORT) as part:
                 part.write_text(replace_surrogates(text) + "\n", encoding="utf-8")
         if Path(arguments.run).is_dir():
-            given = {name: getattr(arguments, name) for name in ("judge", "against")}
+            given = {name: getattr(arguments, name) for name in ("judge", "against", "by")}
             against = f" against {shown_url(arguments.against)}" if arguments.against else ""
             command = [shown_url(word) for word in words if word not in ("--json", "--debug")]
             save_analysis(
@@ -338,6 +425,8 @@ def _save(
             )
     except OSError as error:
         remark(f"The report is not saved: {error}.")
+        return False
+    return True
 
 
 def _show_next(

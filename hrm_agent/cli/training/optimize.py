@@ -44,7 +44,7 @@ from hrm_agent.training.prompts.rollouts import PromptRuns, SearchBudget, read_s
 from hrm_agent.training.rollout.rollout import run_id_of
 from hrm_agent.training.rollout.scoring import scoring_by
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
-from hrm_agent.training.tasks.sources import keep_sources, tasks_folder
+from hrm_agent.training.tasks.sources import fixed_tasks, keep_sources, tasks_folder
 from hrm_agent.trajectory import Sampling
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def optimize_run(config: OptimizeConfig, folder: Path, output: Output) -> int:
         raise ConfigError(
             "No model was named that writes new texts.", "Name one: --reflection-policy POLICY."
         )
+    config = config.model_copy(update={"tasks": fixed_tasks(config.tasks, folder)})
     budget = read_search_budget(config.budget)
     least = 2 * config.test + config.validation + 1
     if budget.rollouts is not None and budget.rollouts < least:

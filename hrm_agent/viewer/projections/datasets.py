@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qsl
 
 from hrm_agent.errors import HrmError, TaskError
 from hrm_agent.training.datasets import (
@@ -18,9 +20,10 @@ from hrm_agent.training.datasets import (
     list_versions,
     read_version,
 )
+from hrm_agent.training.tasks.sources import DATASET, SOURCES_FILE
 from hrm_agent.viewer.json_text import SHOWN, NotThere, short
 from hrm_agent.viewer.projections.runs import is_own_run, place_runs
-from hrm_agent.viewer.run_files import config_of
+from hrm_agent.viewer.run_files import config_of, json_file
 
 if TYPE_CHECKING:
     from hrm_agent.viewer.places import Place
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["dataset", "datasets", "datasets_of"]
 
 _NAMED = re.compile(
-    r"(?:^|[:*])dataset:([A-Za-z0-9][A-Za-z0-9._-]{0,99}@[1-9][0-9]{0,8})(?=[?,]|$)"
+    r"dataset:([A-Za-z0-9][A-Za-z0-9._-]{0,99}@[1-9][0-9]{0,8})(?:\?(.*))?", re.DOTALL
 )
 """Version of a data set in the recorded spec of a run's tasks."""
 _MOST_BYTES = 64 << 20
@@ -51,23 +54,28 @@ def datasets(places: Sequence[Place], folder: Path) -> dict[str, Any]:
 def datasets_of(
     places: Sequence[Place], folder: Path, runs: Iterable[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Data sets of a folder, with those of `runs` whose tasks are of each version."""
+    """Data sets of a folder, with those of `runs` whose tasks are of each version. A run belongs to
+    the version whose file had the digest that the run recorded, since data sets of several folders
+    may have one name.
+    """
     by_id = {place.id: place for place in places}
-    on: dict[str, list[dict[str, Any]]] = {}
+    on: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs:
         place = by_id.get(run["place"])
         if place is not None and is_own_run(place, run["run"]):
-            config = config_of(place.folder)
-            for reference in dict.fromkeys(_NAMED.findall(str(config.get("tasks", "")))):
-                split = str(config.get("split", "train"))
-                on.setdefault(reference, []).append(_run(run, split))
+            for version, split in _versions_of(place.folder).items():
+                on.setdefault(version, []).append(_run(run, split))
     found: list[dict[str, Any]] = []
     problems: list[dict[str, str]] = []
     for name in dataset_names(folder):
         try:
             for version in reversed(list_versions(folder, name)):
-                facts = _facts(version, _stamp(version.path))
-                found.append({**facts, "runs": on.get(version.reference, [])})
+                stamp = _stamp(version.path)
+                known = any(version.reference == reference for reference, _ in on)
+                digest = _sha256(version.path, stamp) if known else ""
+                runs_on = on.get((version.reference, digest), [])
+                found.append({**_facts(version, stamp), "runs": runs_on})
+            find_version(folder, name)  # two branches may each have made the newest
         except TaskError as error:
             problems.append({"name": name, "message": short(error.message), "hint": error.hint})
     return {"folder": str(folder), "datasets": found, "problems": problems}
@@ -101,6 +109,35 @@ def dataset(
         "rows": rows,
         "next": end if end < len(found.examples) else None,
     }
+
+
+def _versions_of(folder: Path | None) -> dict[tuple[str, str], str]:
+    """Versions of data sets that a run has its tasks from, as (name and number, SHA-256 of the
+    file), with the split that it takes.
+    """
+    sources = json_file(folder, SOURCES_FILE)
+    specs: Any = sources.get("specs")
+    digests: Any = sources.get("digests")
+    if not isinstance(specs, list) or not isinstance(digests, dict):
+        return {}
+    split = str(config_of(folder).get("split", "train"))
+    found: dict[tuple[str, str], str] = {}
+    for spec in cast("list[Any]", specs):
+        if named := _NAMED.fullmatch(str(spec)):
+            digest = str(cast("dict[str, Any]", digests).get(DATASET + named[1], ""))
+            own = dict(parse_qsl(named[2] or "")).get("split", split)
+            found[named[1], digest] = own if own in ("train", "eval", "all") else split
+    return found
+
+
+@lru_cache(maxsize=1_000)
+def _sha256(path: Path, stamp: tuple[int, ...]) -> str:
+    """SHA-256 of a file (empty if it cannot be read). `stamp`: changes with the file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def _run(run: dict[str, Any], split: str) -> dict[str, Any]:

@@ -14,7 +14,9 @@ def shown(
 ) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(width))
     Output(as_json=False).table(*table)  # type: ignore[arg-type]
-    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == [], "blanks at the end"
+    return lines
 
 
 def test_a_narrow_terminal_leaves_out_what_can_be_spared(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hrm_agent.store import open_store
+from hrm_agent.trajectory import ForkRef, RunStatus, TaskRef, Trajectory, Turn, TurnEnd
+from hrm_agent.trajectory.formats import write_jsonl
 from tests.cli.conftest import Command
+from tests.support.trajectory.samples import make_trajectory
 from tests.trajectory.formats.traces.test_exporters import files
 
 
@@ -82,7 +88,7 @@ def test_from_traces_to_an_evaluation(hrm: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("add d runs --where reward>2", "None of the 1 runs in runs fulfils reward>2."),
+        ("add d runs --where reward>2", "No run in runs fulfils reward>2 (runs: 1)."),
         ("add d runs --where scores.mine>2", "runs has no scores 'mine'."),
         ("add d runs --where reward~2", "is a number, which ~ does not compare"),
         ("add d runs --run other", "runs has no runs of the run 'other'."),
@@ -117,3 +123,87 @@ def test_a_damaged_data_set_hides_no_other(scripted: str, hrm: Command, tmp_path
     refused = hrm("eval", "--tasks", "dataset:a", "--out", "x")
     assert refused.code == 2 and "but its content has" in refused.err
     assert not (tmp_path / "x").exists()
+
+
+def recorded(thread: str, prompt: str = "open?", answer: str = "1", **changes: Any) -> Trajectory:
+    """Run of a task without a reference answer."""
+    facts = {"id": thread.replace("/", "-"), "thread_id": thread, "answer": answer}
+    task = TaskRef(id=prompt, family="chat", prompt=prompt)
+    return make_trajectory().model_copy(
+        update={"calls": (), "tool_calls": (), "task": task, **facts, **changes}
+    )
+
+
+@pytest.mark.parametrize("kind", ["store", "file"])
+def test_runs_are_what_evaluations_count(kind: str, hrm: Command, tmp_path: Path) -> None:
+    fork = ForkRef(trajectory_id="a", checkpoint_id="c")
+    runs = [
+        recorded("a", group_id="g"),
+        *(recorded(f"a/{n}", f"candidate {n}", group_id="a") for n in range(3)),
+        recorded("a/fork", "fork", forked_from=fork),
+        recorded("b", "first attempt", group_id="g2"),
+        recorded("b/attempt-2", "second attempt", group_id="g2"),
+    ]
+    if kind == "file":
+        where = tmp_path / "x.jsonl"
+        write_jsonl(runs, where)
+    else:
+        where = tmp_path / "x.db"
+        with open_store(where) as store:
+            for run in runs:
+                store.journal.write_trajectory(run)
+    done = hrm("dataset", "add", "d", str(where), "--json").json
+    assert (done["runs"], done["not_own"]) == (2, 5)
+    shown = hrm("dataset", "show", "d", "--json").json["rows"]
+    assert {each["prompt"] for each in shown} == {"open?", "second attempt"}
+
+
+def test_answers_are_of_the_first_turn_and_one_for_each_task(hrm: Command, tmp_path: Path) -> None:
+    end = TurnEnd(status=RunStatus.COMPLETED, answer="Paris")
+    turn = Turn(id="m", prompt="And legs of a hen?", before=end, started_at=2.0)
+    runs = [
+        recorded("t", "Capital of France?", "two", turns=(turn,)),
+        *(recorded(f"s{n}", answer=answer) for n, answer in enumerate("1221")),
+    ]
+    write_jsonl(runs, tmp_path / "x.jsonl")
+    done = hrm("dataset", "add", "d", "x.jsonl", "--answers")
+    assert "5 of 5 runs were chosen, with 2 different tasks." in done.out
+    assert "The runs of 1 task gave different answers." in done.out
+    rows = hrm("dataset", "show", "d", "--json").json["rows"]
+    assert {each["prompt"]: each["answer"] for each in rows} == {
+        "Capital of France?": "Paris",
+        "open?": "1",
+    }
+    assert "No version was made." in hrm("dataset", "add", "d", "x.jsonl").out
+
+
+def test_the_next_command_can_be_run(hrm: Command, tmp_path: Path) -> None:
+    code = "from hrm_agent.training.tasks import Task\n"
+    code += "tasks = [Task(prompt='6*7?', verify=lambda text: float('42' in text))]\n"
+    (tmp_path / "own.py").write_text(code)
+    words = ("--policy", says(tmp_path, 42))
+    hrm("collect", *words, "--tasks", "./own.py:tasks", "--out", "runs/own")
+    hrm("collect", *words, "--tasks", tasks(tmp_path, 6), "--out", "runs/file")
+    store = recorded("t")
+    write_jsonl([store], tmp_path / "x.jsonl")
+
+    def next_after(*given: str) -> list[str]:
+        done = hrm("dataset", "add", *given, "--eval-share", "0", "--folder", "my sets")
+        assert done.code == 0, done.err
+        *_, line = done.out.strip().splitlines()
+        return shlex.split(line)[2:]
+
+    for name in ("own", "file"):
+        found = next_after(name, f"runs/{name}")
+        assert "split=all" in found[1] and ("run=runs/own" in found[1]) == (name == "own")
+        evaluated = hrm("eval", *found, *words, "--out", f"runs/{name}2", "--json")
+        assert evaluated.json["pass_at_1"] == 1, evaluated.err
+    assert next_after("x", "x.jsonl")[-2:] == ["--rewards", "module:attribute"]
+    for spec, message in (
+        ("dataset:own?folder=my sets&split=all", "dataset:own@1?run=FOLDER"),
+        ("dataset:own?folder=my sets&split=all&run=none", "none is not the folder of a run"),
+        ("dataset:own?folder=my sets&split=all&run=runs/file", "no example of own@1 is"),
+        ("dataset:file?folder=my sets&split=all&run=none", "none is not the folder of a run"),
+    ):
+        refused = hrm("eval", "--tasks", spec, *words, "--out", "no")
+        assert refused.code == 2 and message in refused.err, refused.err

@@ -127,6 +127,7 @@ def test_a_mode_is_scored_by_its_choice_and_costs_all_its_runs(
     ("words", "message"),
     [
         (("--compare", "a", "b"), "There is no store at a"),
+        (("--compare", "a", "b", "./a"), "--compare names ./a twice"),
         (("--compare", "a"), "takes two records or more, but one was given"),
         (("runs/x", "--compare", "a", "b"), "but runs/x was named before it"),
         (("--price", "cheap", "runs/x"), "'cheap' is not a price"),

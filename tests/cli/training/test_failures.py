@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
 from tests.cli.conftest import Command
+from tests.cli.training.test_roles import LANGCHAIN
+from tests.support.serving.providers import ProviderServer
 from tests.support.training.builders import call, tool_call, trajectory
 
 HOSTILE = "\x1b[2J\u202e<script>alert(1)</script>"
@@ -84,6 +89,95 @@ def test_the_judge_is_asked_once(hrm: Command) -> None:
     assert told.code == 0 and "The budget of 10tokens does not suffice for more." in told.out
 
 
+VERDICTS = {"AAA 77": "wrong_plan", "BBB 99": "invented_fact"}
+
+
+def judgement(body: dict[str, Any]) -> str:
+    """Verdict of a hosted judge by the final text."""
+    system, asked = (str(each["content"]) for each in body["messages"])
+    code = re.findall('"code": "([0-9a-f]{16})"', system)[0]
+    text = json.loads(asked)["final_text"]
+    return json.dumps({"code": code, "class": VERDICTS[text], "reason": text})
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch, hrm: Command) -> Iterator[ProviderServer]:
+    del hrm  # which changes the folder
+    Path("langchain").mkdir()
+    Path("langchain/__init__.py").touch()
+    Path("langchain/chat_models.py").write_text(LANGCHAIN)
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with ProviderServer(text=judgement) as running:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{running.url}/v1")
+        yield running
+
+
+def test_a_hosted_judge_of_two_records_whose_threads_have_equal_names(
+    hrm: Command, hosted: ProviderServer
+) -> None:
+    """A budget needs no option more, and each verdict belongs to the run that it was asked about."""
+    store_of("old", "AAA 77", "AAA 77")
+    store_of("new", "BBB 99", "BBB 99")
+    words = ("new", "--against", "old", "--judge", "openai:m", "--budget", "100000tokens", "--json")
+    found = hrm("analyze", "--failures", *words).json
+    assert {each["name"]: each["runs"] for each in found["classes"] if each["runs"]} == {
+        "invented_fact": 2
+    }
+    changes = {each["name"]: each["difference"]["value"] for each in found["change"]["changes"]}
+    assert changes == {"invented_fact": 1, "wrong_plan": -1}
+    assert (found["judge"]["judged"], found["judge"]["runs"]) == (4, 4)
+    assert [each["max_completion_tokens"] for each in hosted.asked] == [1024, 1024]
+
+
+def test_the_report_of_the_rules_is_kept_if_the_judge_does_not_answer(
+    hrm: Command, hosted: ProviderServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del hosted
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    store_of("run", "I give up.", "AAA 77")
+    words = ("run", "--judge", "openai:m", "--budget", "100000tokens", "--max-tokens", "50")
+    told = hrm("analyze", "--failures", *words)
+    assert told.code == 2 and "The judge did not answer" in told.err and "resume" not in told.err
+    assert "gave_up" in told.out and "judged 0 of 1 unexplained run:" in told.out
+    saved = json.loads(Path("run/failures/failures.json").read_text())
+    assert saved["failed"] == 2 and saved["judge"]["error"]
+
+
+def test_scores_of_a_rubric_judge_runs(hrm: Command) -> None:
+    with open_store("store.db") as store:
+        for index in range(2):
+            task = TaskRef(id=str(index), family="f", prompt="p")
+            run = trajectory(index, task=task, rewards={}, calls=(), answer=f"4{index}")
+            store.journal.write_trajectory(run)
+    told = hrm("analyze", "--failures", "store.db")
+    assert told.code == 0 and "0 of 0 judged runs of 2 tasks failed." in told.out
+    assert "Not judged: 2 runs, since they have no reward." in told.out and "--by" in told.out
+    Path("own.py").write_text("def right(text):\n    return float(text == '41')\n")
+    assert hrm("rescore", "store.db", "--rewards", "./own.py:right", "--name", "mine").code == 0
+    found = hrm("analyze", "--failures", "store.db", "--by", "mine", "--json").json
+    assert (found["judged"], found["failed"]) == (2, 1)
+    other = hrm("analyze", "--failures", "store.db", "--by", "other")
+    assert other.code == 2 and "There are no scores 'other'" in other.err
+
+
+def test_a_report_that_cannot_be_saved_is_not_announced(hrm: Command) -> None:
+    store_of("run", "41")
+    told = hrm("analyze", "--failures", "run", "--out", "/proc/nowhere")
+    assert "The report is not saved" in told.err and "In /proc/nowhere" not in told.out
+    assert "1 of 1 judged run of 1 task failed (1.000)." in told.out
+
+
+def test_limits_of_the_judge_are_read_before_the_runs(hrm: Command) -> None:
+    store_of("empty")
+    told = hrm("analyze", "--failures", "empty", "--judge", "openai:m", "--price", "cheap")
+    assert told.code == 2 and "--price 'cheap' is not a price" in told.err
+    Path("judge.jsonl").write_text('"a reply"\n')
+    words = ("empty", "--judge", "scripted:judge.jsonl", "--out", "/proc/nowhere")
+    told = hrm("analyze", "--failures", *words)
+    assert told.code == 2 and "/proc/nowhere" in told.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -92,6 +186,8 @@ def test_the_judge_is_asked_once(hrm: Command) -> None:
         (("empty",), "There is no ended run on record in empty"),
         (("run", "--top", "-1"), "--top -1 is below 0."),
         (("run", "--budget", "1"), "--budget needs a judge."),
+        (("run", "--max-tokens", "9"), "--max-tokens needs a judge."),
+        (("run", "--judge", "scripted:x", "--max-tokens", "0"), "--max-tokens 0 is below 1."),
         (("run", "--judge", ""), "The name of the judge is empty."),
         (("run", "--judge", "builtin:traind"), "There is no built-in policy 'traind'"),
         (("run", "--judge", "scripted:x", "--budget", "much"), "is not an amount"),

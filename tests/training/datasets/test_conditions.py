@@ -17,7 +17,13 @@ RUN = make_trajectory().model_copy(
             id="1",
             family="otel",
             prompt="Where is my order?",
-            metadata={"customer": {"plan": "gold", "age": 7}, "test": True, "n": "7", "a.b": 1},
+            metadata={
+                "customer": {"plan": "gold", "age": 7},
+                "test": True,
+                "n": "7",
+                "a.b": 1,
+                "void": None,
+            },
         ),
         "tool_calls": (make_tool_call(status=ToolStatus.ERROR), make_tool_call("tc-1")),
     }
@@ -33,12 +39,20 @@ TRUE = [
     *("metadata.test=true", "metadata.n=7", "metadata.a.b=1", "metadata.customer.plan~g*d"),
     *("role=reason", "role!=critic", "role~rea*", "tool=python", "tool_errors>0", "calls>=1"),
     *("scores.feedback<1", "prompt~*order[?]", "rewards.other!=1", "metadata.none!=1", "turns=1"),
+    # null is a missing value, in every field
+    *("metadata.none=null", "metadata.void=null", "metadata.n!=null", "reward!=null"),
+    *("error=null", "rewards.other=null", "scores.other=null", "tool!=null", "policy!=null"),
+    # numbers as texts, and patterns for what is no text
+    *("metadata.n>6", "metadata.a.b~1*", "metadata.test~t*", "metadata.customer~*gold*"),
+    *("answer!=<answer>", "metadata.n<=7"),
 ]
 FALSE = [
     *("reward>0.25", "correct<1", "rewards.other<1", "rewards.other=1", "scores.other<9"),
     *("status=failed", "run~test-*", "run=prod-", "metadata.customer.age=8", "metadata.test=1"),
     *("metadata.customer.plan>3", "metadata.none=1", "metadata.none~*", "role=critic"),
-    *("role!=reason", "tool_errors>1", "metadata.customer~*", "error~*"),
+    *("role!=reason", "tool_errors>1", "error~*", "metadata.none!=null", "metadata.n=null"),
+    *("metadata.void!=null", "reward=null", "error!=null", "tool=null", "scores.feedback=null"),
+    *("metadata.n>7", "metadata.a.b!~1*", "metadata.test!~t*"),
 ]
 
 
@@ -73,6 +87,10 @@ def test_only_conditions_on_calls_read_them() -> None:
         ("stats=failed", "has no field 'stats'. Did you mean 'status'?"),
         ("metadata=1", "has no field 'metadata'"),
         ("reward.x=1", "has no field 'reward.x'"),
+        ("thread!==x", "has two operators, != and =."),
+        ("family==x", "has two operators, = and =."),
+        ("family=~x", "has two operators, = and ~."),
+        ("metadata.ok=True", "which has no True. Write true, or"),
         ("__class__=1", "has no field '__class__'"),
         ("x" * 5_000 + "=1", "has no field"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,6 +129,9 @@ DAMAGES: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
     "answer": (edited(lambda e: e.update(answer="forged")), "but its content has"),
     "id": (edited(lambda e: e.update(id="0" * 32)), "but its content has"),
     "new key": (edited(lambda e: e.update(code="import os")), "code: Extra inputs"),
+    "task": (edited(lambda e: e.update(task="2")), "the digest of its examples is"),
+    "drawn": (edited(lambda e: e.update(drawn={"place": 1})), "the digest of its examples is"),
+    "source": (edited(lambda e: e["source"].update(run="x")), "the digest of its examples is"),
     "type": (edited(lambda e: e.update(prompt=7)), "prompt: Input should be a valid string"),
     "reserved": (edited(lambda e: e["metadata"].update(stored={})), "reserved key 'stored'"),
     "long": (edited(lambda e: e.update({"x" * 10_000: 1})), "Extra inputs"),
@@ -180,13 +184,34 @@ def test_names_are_checked(name: str, tmp_path: Path) -> None:
         assert not (tmp_path / "new").exists()
 
 
-def test_two_versions_of_one_number_are_reported(tmp_path: Path) -> None:
-    """Two branches of a repository may each have made a version."""
-    path = add_examples(tmp_path, "d", several(0, 5)).dataset.version.path
-    path.with_name(f"1-{'f' * 32}.jsonl").write_bytes(path.read_bytes())
-    with pytest.raises(TaskError, match="two versions 1") as raised:
-        list_versions(tmp_path, "d")
-    assert "rename it to 2-" in raised.value.hint
+def test_versions_of_two_branches_are_joined_by_the_next_addition(tmp_path: Path) -> None:
+    first, other = tmp_path / "a", tmp_path / "b"
+    add_examples(first, "d", several(0, 5))
+    shutil.copytree(first, other)
+    add_examples(first, "d", several(5, 8))
+    add_examples(other, "d", several(8, 12))
+    add_examples(other, "d", several(12, 13))
+    shutil.copytree(other, first, dirs_exist_ok=True)
+    for reference in ("d", "d@2"):
+        with pytest.raises(TaskError, match="two versions 2, of two branches"):
+            file_of_version(first, reference)
+    assert len(read_version(file_of_version(first, "d@1")).examples) == 5
+    assert len(read_version(file_of_version(first, "d@3")).examples) == 10
+    # an addition of what is there already joins them, too
+    joined = add_examples(first, "d", several(0, 1))
+    assert (joined.dataset.version.reference, joined.added, joined.joined) == ("d@4", 0, 3)
+    assert len(read_version(file_of_version(first, "d")).examples) == 13
+    assert add_examples(first, "d", several(0, 1)).dataset == joined.dataset
+
+
+def test_a_task_without_an_answer_of_its_own_is_one_example(tmp_path: Path) -> None:
+    taken, again, none = (example(answer=answer) for answer in ("1", "2", None))
+    add_examples(tmp_path, "d", [taken], unanswered=[taken.id])
+    assert add_examples(tmp_path, "d", [again], unanswered=[again.id]).added == 0
+    assert add_examples(tmp_path, "d", [none], unanswered=[none.id]).added == 0
+    assert add_examples(tmp_path, "d", [again]).added == 1
+    add_examples(tmp_path, "e", [none], unanswered=[none.id])
+    assert add_examples(tmp_path, "e", [taken], unanswered=[taken.id]).added == 1
 
 
 def test_texts_of_every_kind_are_read_back(tmp_path: Path) -> None:

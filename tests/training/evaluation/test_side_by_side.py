@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hrm_agent.errors import RunError
@@ -13,6 +15,7 @@ from hrm_agent.training.evaluation.side_by_side import (
     holm,
     letter,
     side_by_side,
+    side_by_side_lines,
     side_by_side_rows,
 )
 from hrm_agent.trajectory import TaskRef
@@ -90,3 +93,12 @@ def test_holms_correction() -> None:
 def test_evaluations_without_a_common_problem_are_refused() -> None:
     with pytest.raises(RunError, match="a, b and c have no problem that is in all of them"):
         side_by_side([samples("1"), samples("1"), samples("1", first=5)], list("abc"))
+
+
+def test_different_rewards_of_one_answer_are_reported() -> None:
+    a, b = ([replace(s, answer_key="42") for s in samples(right)] for right in ("110", "100"))
+    found = side_by_side([a, b, a], list("abc"))
+    assert found.scored_apart == 1
+    assert any("scored by different rewards" in line for line in side_by_side_lines(found))
+    other = [replace(s, answer_key=f"{s.correct}") for s in b]
+    assert compare(a, other, ("a", "b")).scored_apart == 0

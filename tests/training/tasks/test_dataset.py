@@ -77,11 +77,16 @@ def test_a_run_keeps_the_version_that_it_began_with(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     mixture = "mix:2.5*dataset:d,1*word_problems"
     assert fixed_tasks(mixture, run) == "mix:2.5*dataset:d@1,1*word_problems"
+    # the configuration is written first
+    (run / "config.toml").write_text(f"tasks = '{fixed_tasks(mixture, run)}'\n")
+    add("d", [Task(prompt="newer?", family="f")])
+    assert fixed_tasks(mixture, run) == "mix:2.5*dataset:d@1,1*word_problems"
     keep_sources(fixed_tasks(mixture, run), "train", run)
+    (run / "config.toml").unlink()
     add("d", [Task(prompt="new?", family="f")])
     assert fixed_tasks(mixture, run) == "mix:2.5*dataset:d@1,1*word_problems"
-    assert fixed_tasks(mixture, tmp_path) == "mix:2.5*dataset:d@2,1*word_problems"
-    assert with_versions("dataset:d?split=all", ["dataset:d@1"]) == "dataset:d@2?split=all"
+    assert fixed_tasks(mixture, tmp_path) == "mix:2.5*dataset:d@3,1*word_problems"
+    assert with_versions("dataset:d?split=all", ["dataset:d@1"]) == "dataset:d@3?split=all"
     for spec in ("dataset:d@1", "word_problems", "mix:2*word_problems"):
         assert fixed_tasks(spec, run) == spec
 

@@ -55,7 +55,7 @@ _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 
 def _plain(text: str) -> str:
     """Text in small letters, without marks at its ends."""
-    said = _TEXT.sub(r"\1", bounded(text))
+    said = _TEXT.sub(r"\1", text)
     return " ".join(said.split()).casefold().strip(" .,;:!?\"'`*$()")
 
 
@@ -69,6 +69,14 @@ def shown(text: str) -> str:
     """Text in one line, cut to the length of an example."""
     line = " ".join(bounded(text).split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+
+
+def _has_number(text: str, wanted: Fraction) -> bool:
+    """True if a text of any length has a number."""
+    written = {each[0] for each in _FRACTION.finditer(text)}
+    without = _FRACTION.sub(lambda each: " " * len(each[0]), text)
+    written.update(each[0] for each in _NUMBER.finditer(without))
+    return any(number(each) == wanted for each in written)
 
 
 def numbers_in(text: str) -> list[Fraction]:
@@ -122,14 +130,14 @@ class FailedRun:
     @cached_property
     def given_away(self) -> bool:
         """True if the task's text contains the reference answer, so that it proves nothing to find
-        it in other texts.
+        it in other texts. The whole text is read, since a middle that is not read may have it.
         """
         return self._contains(self.trajectory.task.prompt)
 
     @cached_property
     def _words(self) -> str:
         """Reference answer as words (empty if it is a number)."""
-        return "" if self._value is not None else _plain(self.reference or "")
+        return "" if self._value is not None else _plain(bounded(self.reference or ""))
 
     @cached_property
     def too_common(self) -> bool:
@@ -140,8 +148,9 @@ class FailedRun:
         return self._value is None and (len(words) < _LEAST_WORD or words in _COMMON)
 
     def _contains(self, text: str) -> bool:
+        """True if a text of any length has the reference answer."""
         if self._value is not None:
-            return self._value in numbers_in(text)
+            return _has_number(text, self._value)
         if self.too_common or len(self._words) > _LONGEST_WORDS:
             return False
         return re.search(rf"(?<!\w){re.escape(self._words)}(?!\w)", _plain(text)) is not None
@@ -155,17 +164,30 @@ class FailedRun:
         if self._value is not None:
             found = numbers_in(text)
             return bool(found) and (found[-1] == self._value or {*found} == {self._value})
+        text = bounded(text)
         if _plain(text) == self._words:
             return True
         short = len(text.split()) <= len(self._words.split()) + _MORE_WORDS
         return short and self._contains(text) and not _NEGATION.search(text)
+
+    @cached_property
+    def gives_reference(self) -> bool:
+        """True if the final text, or its box, is the reference answer and nothing else. A number in
+        a box may have a unit.
+        """
+        text = self.visible if self.box is None else bounded(self.box)
+        if self.reference is None or self._value is None:
+            return self.reference is not None and _plain(text) == self._words
+        if self.box is not None:
+            return {*numbers_in(text)} == {self._value}
+        return number(text) == self._value
 
     def results_have(self, text: str) -> bool:
         """True if the result of a tool has the reference answer: a number as its last one, or as one
         of at most four; words anywhere.
         """
         if self._value is None:
-            return self._contains(text)
+            return self._contains(bounded(text))
         found = numbers_in(text)
         return self.states(text) or (len(found) <= 4 and self._value in found)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -72,15 +72,13 @@ class _Verdict(BaseModel):
 class JudgeQuestion:
     """Question about one failed run."""
 
-    thread: str
-    """Thread of the run."""
     data: str
-    """Task, reference answer and transcript, as JSON."""
+    """Task, reference answer and transcript, as JSON. Runs with equal data are one question."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedFailure:
-    """JudgedFailure of one failed run."""
+    """Judgement of one failed run."""
 
     name: str
     """Name of the class; `unexplained` if the judge gave none that could be read."""
@@ -123,7 +121,7 @@ def question_of(run: Trajectory) -> JudgeQuestion:
         "transcript": shown,
         **({"entries_left_out": left} if left else {}),
     }
-    return JudgeQuestion(run.thread_id, json.dumps(data, ensure_ascii=False, sort_keys=True))
+    return JudgeQuestion(json.dumps(data, ensure_ascii=False, sort_keys=True))
 
 
 def _cut(text: str) -> str:
@@ -174,19 +172,18 @@ class _MeteredRecording(Recording):
 
 async def judge(
     runner: EpisodeRunner,
-    questions: Sequence[JudgeQuestion],
+    questions: Iterable[JudgeQuestion],
     meter: Meter,
     *,
     concurrency: int = 8,
-) -> dict[str, JudgedFailure]:
-    """Ask the runner's policy about failed runs. Returns the judgements by thread of the failed run;
-    runs for which the budget did not suffice are missing.
-
-    Raises the first `HrmError` of a model, after the requests that are under way have ended.
+) -> tuple[dict[JudgeQuestion, JudgedFailure], HrmError | None]:
+    """Ask the runner's policy about failed runs, once about runs with an equal question. Returns the
+    judgements, without those for which the budget did not suffice, and the first error of a model
+    (None if there was none). After an error no further request is sent.
     """
     metered = replace(runner, record=partial(_MeteredRecording, meter=meter), takes_up_stopped=True)
     gate = asyncio.Semaphore(concurrency)
-    found: dict[str, JudgedFailure] = {}
+    found: dict[JudgeQuestion, JudgedFailure] = {}
     errors = list[HrmError]()
 
     async def run(question: JudgeQuestion) -> None:
@@ -199,12 +196,10 @@ async def judge(
                 meter.close()
                 errors.append(error)
                 return
-            found[question.thread] = judged
+            found[question] = judged
 
-    await asyncio.gather(*map(run, questions))
-    if errors:
-        raise errors[0]
-    return found
+    await asyncio.gather(*map(run, dict.fromkeys(questions)))
+    return found, errors[0] if errors else None
 
 
 async def _judged(runner: EpisodeRunner, question: JudgeQuestion) -> JudgedFailure:
@@ -215,8 +210,9 @@ async def _judged(runner: EpisodeRunner, question: JudgeQuestion) -> JudgedFailu
     why = ""
     for name, more in (("first", ""), ("again", f"\n\n{_AGAIN}")):
         context: Mapping[str, Any] = {"system": system + more}
-        thread = f"judge/{content_hash(system, question.data)[:32]}/{name}"
-        task = TaskRef(id=question.thread, family="failures", prompt=question.data)
+        asks = content_hash(system, question.data)[:32]
+        thread = f"judge/{asks}/{name}"
+        task = TaskRef(id=asks, family="failures", prompt=question.data)
         ended = await runner.run(
             Episode(
                 task,

@@ -2,32 +2,43 @@
 record.
 
 A run failed if its answer is not right (`correct` of at most 0.5, or 0 since it was cut off), if it
-ended by an error, or if it gave no text. A run with `reward` alone failed if another run of the
-record was rewarded more. Other runs without a reward are not judged.
+ended by an error, or if it gave no text. A run with `reward` alone failed if another run, of this
+record or of one that it is compared with, was rewarded more. If all these runs have the same reward,
+it does not show which of them failed, so that they are not judged. Neither are other runs without a
+reward.
 
 Shares are means over tasks of the share of a task's runs, as pass@1 is, so that many runs of one
-task do not count as many tasks. Intervals are drawn over tasks.
+task do not count as many tasks. Intervals are drawn over tasks. Changes are tested as in
+`hrm_agent.training.evaluation.compare`.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from fractions import Fraction
+from statistics import NormalDist
 
 from hrm_agent.basics.intervals import Estimate, bootstrapped, wilson_interval
 from hrm_agent.errors import RunError
 from hrm_agent.training.analysis.facts import parts_of, readable
 from hrm_agent.training.analysis.failures.classes import NAMES, class_named
 from hrm_agent.training.analysis.failures.rules import Evidence, Explained, explain
+from hrm_agent.training.evaluation.compare import with_width
+from hrm_agent.training.evaluation.rubrics import scored_by
 from hrm_agent.training.evaluation.samples import Problem
+from hrm_agent.training.evaluation.side_by_side import holm
+from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.training.records.runs import RecordedRuns
 from hrm_agent.training.select.roc import is_positive, outcome_of
-from hrm_agent.trajectory import RunStatus, Trajectory, content_hash
+from hrm_agent.trajectory import RunStatus, Scoring, StopReason, Trajectory, content_hash
 
 __all__ = [
+    "NO_REWARD",
     "RIGHT",
+    "SAME_REWARD",
     "ClassChange",
     "ClassCount",
     "ClassifiedRun",
@@ -41,6 +52,9 @@ __all__ = [
 
 RIGHT, UNJUDGED = "right", "unjudged"
 """Outcomes of runs that did not fail, in the place of a class."""
+NO_REWARD = "they have no reward"
+SAME_REWARD = "all have the same reward, which does not show which failed"
+_LEVEL = 0.05
 _RESAMPLES, _SEED = 2000, 0
 _NAMED = 8
 """Maximum number of tasks that are named for one move."""
@@ -70,6 +84,10 @@ class ClassifiedRun:
     """Evidence of the primary class (None if it has none)."""
     unchecked: tuple[tuple[str, str], ...] = ()
     """Classes whose rules are not checkable, each as (class, reason)."""
+    unjudged: str = ""
+    """Reason why the run is not judged (empty if it is)."""
+    best: float | None = None
+    """Reward that the run, which has a reward alone, was measured by (None for other runs)."""
 
     @property
     def failed(self) -> bool:
@@ -118,6 +136,12 @@ class FailureReport:
     """Number of failed runs that are not the policy's fault."""
     tasks: int
     """Number of tasks."""
+    unjudged: dict[str, int]
+    """Reason -> number of runs that are not judged."""
+    by_reward: int
+    """Number of judged runs that have a reward alone."""
+    best: float | None
+    """Reward by which these were measured: the highest one (None without such runs)."""
     classes: tuple[ClassCount, ...]
     """Classes that occur or could not be checked, most frequent first."""
     roles: dict[str, dict[str, int]]
@@ -142,6 +166,15 @@ class ClassChange:
     """Share in this record."""
     difference: Estimate
     """`after` less `before`."""
+    p_value: float
+    """Two-sided p-value of the hypothesis that the shares do not differ. Those of classes are
+    corrected for the number of classes, by Holm's method.
+    """
+
+    @property
+    def certain(self) -> bool:
+        """True if the change is significant at the 5 % level."""
+        return self.p_value < _LEVEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,65 +211,118 @@ def classified_runs(
     runs: RecordedRuns,
     left_out: dict[str, int],
     *,
+    by: str | None = None,
+    others: Sequence[RecordedRuns] = (),
     on_run: Callable[[int, int], None] = lambda done, total: None,
     on_failed: Callable[[Trajectory, Explained], None] = lambda trajectory, found: None,
 ) -> list[ClassifiedRun]:
     """Classes of all ended runs of a record. `left_out`: reason -> number of runs left out, to which
-    this adds. `on_failed`: called with each failed run, read with its requests, and its classes.
+    this adds. `by`: name of the scores that replace the recorded rewards. `others`: records that
+    this one is compared with. `on_failed`: called with each failed run, read with its requests, and
+    its classes.
 
     Candidates among which a run chose, and forks, are left out. Raises `RunError` if no run has
-    ended.
+    ended, and `ConfigError` if there are no scores of this name.
     """
-    parts = parts_of(runs, left_out)
-    headers = [header for part in parts for header in part.headers]
-    threads = {header.thread_id for header in headers}
-    kept: list[tuple[str, Trajectory]] = []
-    for part in parts:
-        for header in part.headers:
-            if header.group_id in threads:
-                _count(left_out, "candidates among which a run chose its answer")
-            elif header.forked_from is not None:
-                _count(left_out, "forks")
-            else:
-                kept.append((part.name, header))
+    kept = _kept(runs, left_out, by)
     if not kept:
         raise RunError(
             f"There is no ended run on record in {runs.where}.",
             "`hrm-agent history` lists the runs of a store.",
         )
-    best = max((each.reward for _, each in kept if "correct" not in each.rewards), default=0.0)
+    rewards = _rewards_alone([kept, *(_kept(other, {}, by) for other in others)])
+    best = max(rewards) if len(rewards) > 1 else None
     found: list[ClassifiedRun] = []
     for done, (part, header) in enumerate(kept, 1):
-        judged = _judged(header, best)
+        measured = best if _has_reward_alone(header) else None
+        judged = _judged(header, measured)
         if judged is not None:
-            found.append(_run_of(header, part, judged))
+            found.append(replace(_run_of(header, part, judged), best=measured))
         else:
-            for whole in readable(runs, [header], left_out, requests=True):
+            for read in readable(runs, [header], left_out, requests=True):
+                whole = read.model_copy(update={name: getattr(header, name) for name in _SCORED})
                 explained = explain(whole)
                 on_failed(whole, explained)
-                found.append(_failed_run(whole, part, explained))
+                found.append(replace(_failed_run(whole, part, explained), best=measured))
         on_run(done, len(kept))
     return found
+
+
+def _kept(
+    runs: RecordedRuns, left_out: dict[str, int], by: str | None
+) -> list[tuple[str, Trajectory]]:
+    """Runs to classify, without calls, each with the name of its part."""
+    parts = parts_of(runs, left_out)
+    headers = [header for part in parts for header in part.headers]
+    threads = {header.thread_id for header in headers}
+    scorings = {} if by is None else runs.scorings(by, headers)
+    kept: list[tuple[str, Trajectory]] = []
+    for part in parts:
+        for header in part.headers:
+            scored = header if by is None else _scored_by(header, scorings)
+            if header.group_id in threads:
+                _count(left_out, "candidates among which a run chose its answer")
+            elif header.forked_from is not None:
+                _count(left_out, "forks")
+            elif scored is None:
+                _count(left_out, f"without a reward by {by}")
+            else:
+                kept.append((part.name, scored))
+    return kept
+
+
+_SCORED = ("rewards", "status", "stop_reason", "error")
+"""Fields of a run that scores of a rubric replace."""
+
+
+def _scored_by(header: Trajectory, scorings: Mapping[str, Scoring]) -> Trajectory | None:
+    """Run with the rewards of a rubric (None if that gave none). If the run's own verifier failed,
+    these rewards are in its place.
+    """
+    scored = scored_by(header, scorings)
+    if scored is None or not scored.rewards or scored.stop_reason is not StopReason.VERIFIER_ERROR:
+        return scored
+    ended = {"status": RunStatus.COMPLETED, "stop_reason": StopReason.ANSWER, "error": None}
+    return scored.model_copy(update=ended)
+
+
+def _has_reward_alone(header: Trajectory) -> bool:
+    return "reward" in header.rewards and "correct" not in header.rewards
+
+
+def _rewards_alone(records: Iterable[Sequence[tuple[str, Trajectory]]]) -> set[float]:
+    """Different rewards of the runs that have a reward alone, of all records."""
+    return {each.reward for kept in records for _, each in kept if _has_reward_alone(each)}
 
 
 def _count(counts: dict[str, int], name: str) -> None:
     counts[name] = counts.get(name, 0) + 1
 
 
-def _judged(header: Trajectory, best: float) -> str | None:
-    """Outcome of a run that did not fail (None if it failed)."""
-    if not header.rewards.keys() & {"correct", "reward"}:
+def _judged(header: Trajectory, best: float | None) -> str | None:
+    """Outcome of a run that did not fail (None if it failed). `best`: reward that a run with a
+    reward alone is measured by (None: no reward shows which run failed).
+    """
+    scored = "correct" in header.rewards
+    if not scored and best is None:
         answered = header.status is RunStatus.COMPLETED and (header.answer or "").strip()
         return UNJUDGED if answered else None
-    scored = "correct" in header.rewards
-    right = is_positive(outcome_of(header)) if scored else header.reward >= best
+    right = is_positive(outcome_of(header)) if scored or best is None else header.reward >= best
     ended = header.status not in (RunStatus.FAILED, RunStatus.ABORTED, RunStatus.TRUNCATED)
     return RIGHT if right and ended else None
 
 
 def _run_of(header: Trajectory, part: str, outcome: str) -> ClassifiedRun:
-    problem = Problem(header.task.id, content_hash(header.task.prompt))
-    return ClassifiedRun(header.id, header.thread_id, problem, header.task.family, part, outcome)
+    reason = SAME_REWARD if _has_reward_alone(header) else NO_REWARD
+    return ClassifiedRun(
+        header.id,
+        header.thread_id,
+        Problem(header.task.id, content_hash(header.task.prompt)),
+        header.task.family,
+        part,
+        outcome,
+        unjudged=reason if outcome == UNJUDGED else "",
+    )
 
 
 def _failed_run(whole: Trajectory, part: str, explained: Explained) -> ClassifiedRun:
@@ -284,6 +370,9 @@ def failure_report(
         failed=len(failed),
         apart=sum(class_named(each.outcome).apart for each in failed),
         tasks=len({each.problem for each in runs}),
+        unjudged=dict(Counter(each.unjudged for each in runs if each.outcome == UNJUDGED)),
+        by_reward=sum(each.best is not None for each in judged),
+        best=next((each.best for each in judged if each.best is not None), None),
         classes=tuple(sorted(counts, key=lambda each: (-each.runs, NAMES.index(each.name)))),
         roles={name: dict(found.most_common()) for name, found in roles.items()},
         families={name: dict(found.most_common()) for name, found in families.items()},
@@ -320,14 +409,16 @@ def _by_problem(runs: Iterable[ClassifiedRun]) -> dict[Problem, list[ClassifiedR
     return {problem: found[problem] for problem in sorted(found)}
 
 
-def _columns(groups: Iterable[Sequence[ClassifiedRun]], names: Sequence[str]) -> list[list[float]]:
+def _columns(
+    groups: Iterable[Sequence[ClassifiedRun]], names: Sequence[str]
+) -> list[list[Fraction]]:
     """Share of each problem's runs, by class."""
     counted = [(Counter(each.outcome for each in runs), len(runs)) for runs in groups]
-    return [[counts[name] / total for counts, total in counted] for name in names]
+    return [[Fraction(counts[name], total) for counts, total in counted] for name in names]
 
 
 def _shares(judged: Sequence[ClassifiedRun], names: Sequence[str]) -> list[Estimate]:
-    columns = _columns(_by_problem(judged).values(), names)
+    columns = [[*map(float, each)] for each in _columns(_by_problem(judged).values(), names)]
     return bootstrapped(columns, seed=_SEED, resamples=_RESAMPLES) if columns else []
 
 
@@ -339,33 +430,30 @@ def change_between(
     Runs of a task that both records have are paired in the order of their threads.
     """
     old, new = (
-        _by_problem(sorted((e for e in runs if e.outcome != UNJUDGED), key=lambda e: e.thread))
+        _by_problem(sorted((e for e in runs if e.outcome != UNJUDGED), key=_in_threads))
         for runs in (before, after)
     )
     both = sorted(old.keys() & new.keys())
-    names = (RIGHT, *NAMES)
     a, b = (
-        _columns([runs[each] for each in both] if both else runs.values(), names)
+        _columns([runs[each] for each in both] if both else runs.values(), (RIGHT, *NAMES))
         for runs in (old, new)
     )
-    if both:
-        columns = [[y - x for x, y in zip(*each, strict=True)] for each in zip(a, b, strict=True)]
-        drawn = bootstrapped(columns, seed=_SEED, resamples=_RESAMPLES, shares=False)
-        differences = [
-            _with_width(estimate, len(both)) if not any(column) else estimate
-            for estimate, column in zip(drawn, columns, strict=True)
-        ]
-    else:
-        differences = [_unpaired(x, y) for x, y in zip(a, b, strict=True)]
+    occur = {
+        name: (x, y) for name, x, y in zip((RIGHT, *NAMES), a, b, strict=True) if any(x) or any(y)
+    }
+    found = _paired([*occur.values()]) if both else [_unpaired(x, y) for x, y in occur.values()]
+    p_values = dict(zip(occur, (p_value for _, p_value in found), strict=True))
+    classes = [name for name in occur if name != RIGHT]
+    p_values |= zip(classes, holm([p_values[name] for name in classes]), strict=True)
     changes = [
-        ClassChange(name, _mean(x), _mean(y), difference)
-        for name, x, y, difference in zip(names, a, b, differences, strict=True)
-        if any(x) or any(y)
+        ClassChange(name, _mean(x), _mean(y), difference, p_values[name])
+        for (name, (x, y)), (difference, _) in zip(occur.items(), found, strict=True)
     ]
     moved: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for problem in both:
-        for x, y in zip_longest(old[problem], new[problem]):
-            if x is not None and y is not None and x.outcome != y.outcome:
+        # further samples of one record have no partner
+        for x, y in zip(old[problem], new[problem], strict=False):
+            if x.outcome != y.outcome:
                 moved[x.outcome, y.outcome].append(problem.id)
     return FailureChange(
         against=against,
@@ -378,21 +466,52 @@ def change_between(
     )
 
 
-def _mean(column: Sequence[float]) -> float:
-    return sum(column) / len(column) if column else 0.0
+def _in_threads(run: ClassifiedRun) -> tuple[list[tuple[bool, int, str]], str]:
+    """Sort key by which numbers in names of threads count as numbers: sample 2 before sample 10."""
+    pieces = re.findall(r"[0-9]{1,40}|[^0-9]+", run.thread)
+    numbers = ((piece, piece.isdecimal() and piece.isascii()) for piece in pieces)
+    return [
+        (is_number, int(piece) if is_number else 0, piece) for piece, is_number in numbers
+    ], run.trajectory
 
 
-def _with_width(estimate: Estimate, units: int) -> Estimate:
-    """Interval of a difference that is 0 for all units, which a bootstrap gives no width."""
-    most = wilson_interval(0, units)[1]
-    return Estimate(estimate.value, -most, most)
+def _mean(column: Sequence[Fraction]) -> float:
+    return float(sum(column) / len(column)) if column else 0.0
 
 
-def _unpaired(before: Sequence[float], after: Sequence[float]) -> Estimate:
+_Columns = tuple[Sequence[Fraction], Sequence[Fraction]]
+
+
+def _paired(classes: Sequence[_Columns]) -> list[tuple[Estimate, float]]:
+    """Difference of the shares of the same tasks, and its p-value, of each class."""
+    columns = [[y - x for x, y in zip(*each, strict=True)] for each in classes]
+    drawn = bootstrapped(
+        [[*map(float, each)] for each in columns], seed=_SEED, resamples=_RESAMPLES, shares=False
+    )
+    return [
+        (with_width(estimate, len(column)), sign_flip_p(column))
+        for estimate, column in zip(drawn, columns, strict=True)
+    ]
+
+
+def _unpaired(before: Sequence[Fraction], after: Sequence[Fraction]) -> tuple[Estimate, float]:
+    """Difference of the shares of independent tasks, and its p-value: the level of the widest
+    interval without 0.
+    """
+    low, high = 0.0, 40.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        found = _newcombe(before, after, middle)
+        low, high = (middle, high) if found.low > 0 or found.high < 0 else (low, middle)
+    normal = NormalDist()
+    return _newcombe(before, after, normal.inv_cdf(1 - _LEVEL / 2)), 2 * normal.cdf(-low)
+
+
+def _newcombe(before: Sequence[Fraction], after: Sequence[Fraction], z: float) -> Estimate:
     """Difference of the shares of independent tasks (Newcombe 1998, method 10)."""
     x, y = _mean(before), _mean(after)
     (x_low, x_high), (y_low, y_high) = (
-        wilson_interval(sum(column), len(column)) for column in (before, after)
+        wilson_interval(float(sum(column)), len(column), z) for column in (before, after)
     )
     low = ((y - y_low) ** 2 + (x_high - x) ** 2) ** 0.5
     high = ((y_high - y) ** 2 + (x - x_low) ** 2) ** 0.5

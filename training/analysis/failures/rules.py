@@ -179,6 +179,9 @@ def _wrong_form(run: FailedRun) -> _Found:
     text = run.visible if run.box is None else run.box
     if not run.states(text):
         return None
+    # a text may name the alternatives of its task, and choose another one
+    if run.given_away and not run.gives_reference:
+        return _Lack(GIVEN_AWAY)
     return Evidence("", run.last_call.id if run.last_call else "", shown(run.visible))
 
 
@@ -444,6 +447,8 @@ def _last_tool(run: FailedRun) -> tuple[str, Evidence] | _Found:
         assert tool.status is not None
         said = tool.stderr or tool.content
         detail = error_class(said) if tool.status is ToolStatus.ERROR else tool.name
+        if tool.status is ToolStatus.INVALID_CALL and tool.name in ("", "unknown"):
+            detail = "no tool named"
         line = error_line(said) or code_of(tool.arguments)
         return _TOOL_CLASSES[tool.status], Evidence(detail, tool.id, shown(line))
     last = run.last_call

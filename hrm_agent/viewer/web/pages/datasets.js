@@ -30,7 +30,7 @@
     return html`<${Page} title="Data sets" crumbs=${[{ text: "Runs", href: "#/" }]}>
       <${Answer} of=${answer}>${(data) => html`
         ${data.datasets.length
-          ? html`<${Table} rows=${data.datasets} columns=${COLUMNS} id=${name_of} href=${address} label="Data sets" order=${order} on_order=${set_order} />`
+          ? html`<${Table} rows=${data.datasets} columns=${COLUMNS} id=${(one) => `${name_of(one)}-${one.digest}`} href=${address} label="Data sets" order=${order} on_order=${set_order} />`
           : html`<${Empty}>There is no data set here. <code>hrm-agent dataset add NAME RUN</code> makes one of a run.</${Empty}>`}
         ${data.problems.map((one) => html`<div class="problem" key=${one.name}><p><b><${Text} of=${one.name} /></b> <${Text} of=${one.message} /></p>${one.hint && html`<p class="muted"><${Text} of=${one.hint} /></p>`}</div>`)}
       `}</${Answer}>
@@ -52,7 +52,7 @@
     const [order, set_order] = hrm.useParam("sort");
     return html`<${Page} title=${`${name}@${version}`} crumbs=${[{ text: "Runs", href: "#/" }, { text: "Data sets", href: hrm.link("datasets", {}) }]}>
       <${Answer} of=${answer}>${(data) => html`
-        <p class="muted">${format.count(data.examples)} examples, ${format.count(data.splits.train)} to train on and ${format.count(data.splits.eval)} held out. Digest <span class="mono">${data.digest}</span></p>
+        <p class="muted">Examples: ${format.count(data.examples)}, ${format.count(data.splits.train)} to train on and ${format.count(data.splits.eval)} held out. Digest <span class="mono">${data.digest}</span></p>
         <${Table} rows=${data.rows} columns=${EXAMPLES} id=${(one) => one.id} label="Examples" order=${order} on_order=${set_order} />
         ${data.rows.length < data.examples && html`<p class="muted small">The first ${format.count(data.rows.length)}.</p>`}
       `}</${Answer}>

@@ -20,7 +20,7 @@
       failures: list(result.failures).map(table).map((one, index) => ({ index, trajectory: text(one.trajectory), thread: text(one.thread), family: text(one.family), role: text(one.role), name: text(one.outcome),
         also: texts(one.secondary).join(", "), evidence: text(table(one.evidence).excerpt) })),
       against: text(change.against), paired: number(change.paired) ?? 0,
-      changes: list(change.changes).map(table).map((one) => ({ name: text(one.name), before: number(one.before), after: number(one.after), difference: estimate(one.difference) })),
+      changes: list(change.changes).map(table).map((one) => ({ name: text(one.name), before: number(one.before), after: number(one.after), difference: estimate(one.difference), p: number(one.p_value) })),
       moved: list(change.moved).map(table).map((one, index) => ({ index, before: text(one.before), after: text(one.after), runs: number(one.runs) ?? 0, tasks: texts(one.tasks).join(", ") })),
     };
   }
@@ -42,6 +42,7 @@
   const CHANGES = [
     words("name", "Class", "minmax(11rem, 1fr)", { first: true }), share("before", "Before", (one) => one.before), share("after", "After", (one) => one.after),
     share("difference", "Change", (one) => one.difference.value, true), interval((one) => one.difference, true),
+    { key: "p", label: "p", width: "5rem", align: "right", value: (one) => one.p, render: (one) => html`<${Num} of=${one.p} digits=${3} />` },
   ];
   const MOVED = [words("before", "Before", "11rem", { first: true }), words("after", "After", "11rem", { first: true }), count("runs", "Runs"), words("tasks", "Tasks", "minmax(12rem, 1fr)", { long: true })];
 
@@ -51,7 +52,7 @@
     const columns = useMemo(() => FAILURES(place), [place]);
     if (!found.failures.length && !found.changes.length) return html`<${Empty}>No run failed.</${Empty}>`;
     const based = found.paired > 0 ? `${format.count(found.paired)} tasks of both` : "no task of both";
-    return html`<p>${format.count(found.failed)} of ${format.count(found.judged)} judged runs failed${found.apart > 0 ? `, ${format.count(found.apart)} of them by no fault of the policy` : ""}.${found.runs > found.judged ? ` ${format.count(found.runs - found.judged)} runs have no reward.` : ""}</p>
+    return html`<p>${format.count(found.failed)} of ${format.count(found.judged)} judged runs failed${found.apart > 0 ? `, ${format.count(found.apart)} of them by no fault of the policy` : ""}.${found.runs > found.judged ? ` ${format.count(found.runs - found.judged)} runs are not judged.` : ""}</p>
       <section aria-labelledby="failures-classes"><h2 id="failures-classes">Classes</h2>
         <${Table} rows=${found.classes} columns=${CLASSES} id=${(one) => one.name} label="Failures by class" height="24rem" /></section>
       <section aria-labelledby="failures-runs"><h2 id="failures-runs">Failed runs</h2>

@@ -56,8 +56,11 @@ async def judged(
     with open_store(folder / "store.db") as store, ScriptedEngine(script) as engine:
         meter = Meter(folder / "asked.jsonl", Prices({}), budget, store.journal.calls_among)
         runner = EpisodeRunner(store, engine, engine.name, environment, Sampling(max_tokens=256))
-        found = await judge(runner, [*map(question_of, runs)], meter)
-        return found, meter, engine.calls
+        questions = {run.thread_id: question_of(run) for run in runs}
+        found, error = await judge(runner, questions.values(), meter)
+        assert error is None
+        asked = {thread: found[each] for thread, each in questions.items() if each in found}
+        return asked, meter, engine.calls
 
 
 async def test_a_run_is_asked_once(tmp_path: Path, environment: LocalEnvironment) -> None:
@@ -74,6 +77,14 @@ async def test_a_run_is_asked_once(tmp_path: Path, environment: LocalEnvironment
     assert json.loads(seen[0])["task"] == "p" and json.loads(seen[0])["transcript"]
     again, later, asked = await judged(tmp_path, environment, answer, *runs)
     assert asked == 0 and again == found and later.total == meter.total
+
+
+async def test_runs_with_an_equal_question_are_asked_about_once(
+    tmp_path: Path, environment: LocalEnvironment
+) -> None:
+    found, _, asked = await judged(tmp_path, environment, verdict, failed(0), failed(1))
+    assert asked == 1 and {each.name for each in found.values()} == {"wrong_method"}
+    assert [*found] == ["thread-0", "thread-1"]
 
 
 async def test_a_transcript_does_not_decide(tmp_path: Path, environment: LocalEnvironment) -> None:

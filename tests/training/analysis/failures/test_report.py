@@ -10,6 +10,7 @@ import pytest
 from hrm_agent.errors import RunError
 from hrm_agent.training.analysis.failures.report import (
     RIGHT,
+    SAME_REWARD,
     ClassifiedRun,
     change_between,
     classified_runs,
@@ -69,6 +70,33 @@ def test_which_runs_failed(tmp_path: Path) -> None:
     assert left_out == expected
 
 
+def rewarded(folder: Path, name: str, *rewards: float) -> Path:
+    file = folder / f"{name}.jsonl"
+    runs = [
+        trajectory(n, task=TaskRef(id=str(n), family="f", prompt="p"), rewards={"reward": each}, calls=(), answer="41")
+        for n, each in enumerate(rewards)
+    ]  # fmt: skip
+    export_to(file, runs, "jsonl")
+    return file
+
+
+def test_rewards_alone_are_measured_by_the_best_of_both_records(tmp_path: Path) -> None:
+    worse = rewarded(tmp_path, "worse", 0.0, 0.0)
+    better = rewarded(tmp_path, "better", 1.0, 0.5)
+    with opened_runs([str(worse), str(better)]) as (a, b):
+        alone = classified_runs(a, {})
+        assert {(each.outcome, each.unjudged) for each in alone} == {("unjudged", SAME_REWARD)}
+        assert failure_report("worse", alone, {}, examples=0).unjudged == {SAME_REWARD: 2}
+        old = classified_runs(b, {}, others=[a])
+        new = classified_runs(a, {}, others=[b])
+    assert [each.outcome for each in old] == [RIGHT, "unexplained"]
+    assert [each.outcome for each in new] == ["unexplained", "unexplained"]
+    report = failure_report("worse", new, {}, examples=0)
+    assert (report.failed, report.by_reward, report.best) == (2, 2, 1.0)
+    right = next(e for e in change_between("better", old, new).changes if e.name == RIGHT)
+    assert right.difference.value == -0.5
+
+
 def test_a_record_without_ended_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no ended run"):
         found(tmp_path, trajectory(0, status=RunStatus.RUNNING, calls=()))
@@ -107,6 +135,7 @@ def test_runs_are_paired_by_task() -> None:
     assert change.paired == 21 and [*by_name][-1] == "limit"
     loop = by_name["loop"]
     assert loop.difference.value == pytest.approx(-15 / 21) and loop.difference.high < -0.4
+    assert loop.certain and by_name[RIGHT].p_value == pytest.approx(2 * 0.5**15)
     unchanged = by_name["limit"].difference
     assert unchanged.value == 0 and unchanged.low < 0 < unchanged.high, "some width"
     (moved,) = change.moved
@@ -120,3 +149,38 @@ def test_records_without_a_common_task_are_compared_as_independent() -> None:
     assert change.paired == 0 and not change.moved
     loop = next(each for each in change.changes if each.name == "loop")
     assert loop.difference.value == -1 and -1 <= loop.difference.low < loop.difference.high < -0.7
+    assert loop.certain
+    same = change_between("old", before[:2], [run("b", RIGHT), run("c", "loop")])
+    assert not any(each.certain for each in same.changes)
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 5, 7])
+def test_few_tasks_that_changed_alike_are_within_chance(tasks: int) -> None:
+    """The interval has the width that `eval --compare` gives it, and the test is the same."""
+    before = [run(str(n), "loop", i) for n in range(tasks) for i in range(3)]
+    after = [run(str(n), RIGHT if i else "loop", i) for n in range(tasks) for i in range(3)]
+    right = change_between("old", before, after).changes[0]
+    value = right.difference.value
+    assert value == pytest.approx(2 / 3) and right.difference.low < value - 0.3
+    assert right.p_value == 2 * 0.5**tasks and right.certain is (tasks == 7)
+
+
+def test_classes_are_corrected_for_their_number() -> None:
+    """Six tasks of one class are significant alone (p = 0.03), and not beside four other classes."""
+    names = ("limit", "no_source", "gave_up", "provider")
+    before = [run(str(n), "loop") for n in range(6)]
+    after = [run(str(n), RIGHT) for n in range(6)]
+    (loop,) = (e for e in change_between("old", before, after).changes if e.name == "loop")
+    assert loop.certain and loop.p_value == 2 * 0.5**6
+    others = [run(name, name) for name in names]
+    more = change_between("old", before + others, after + others).changes
+    (loop,) = (each for each in more if each.name == "loop")
+    assert loop.p_value == 5 * 2 * 0.5**6 and not loop.certain
+    assert next(each for each in more if each.name == RIGHT).certain, "one question of its own"
+
+
+def test_samples_are_paired_in_the_order_of_their_numbers() -> None:
+    before = [run("a", "limit" if i == 2 else "loop", i) for i in range(4)]
+    after = [run("a", "gave_up" if i == 2 else "loop", i) for i in range(16)]
+    (moved,) = change_between("old", before, after).moved
+    assert (moved.before, moved.after, moved.runs) == ("limit", "gave_up", 1)

@@ -146,6 +146,27 @@ def test_references_in_words(reference: str, text: str, result: str, primary: st
 
 
 @pytest.mark.parametrize(
+    ("prompt", "reference", "text", "primary"),
+    [
+        ("London or Paris?", "Paris", "London has 9 million; Paris is smaller.", UNEXPLAINED),
+        ("London or Paris?", "Paris", "<answer>\\boxed{London before Paris}</answer>", UNEXPLAINED),
+        ("London or Paris?", "Paris", "**Paris**.", "wrong_form"),
+        ("Is 3 or 5 larger?", "5", "The first; 5 is smaller.", UNEXPLAINED),
+        ("Is 3 or 5 larger?", "5", "<answer>\\boxed{5 legs}</answer>", "wrong_form"),
+        ("Is 3 or 5 larger?", "5", "5", "wrong_form"),
+        (f"{'x ' * LONGEST}Paris {'x ' * LONGEST}", "Paris", "Paris is smaller.", UNEXPLAINED),
+        (f"{'x ' * LONGEST}5 {'x ' * LONGEST}", "5", "The first; 5 is smaller.", UNEXPLAINED),
+    ],
+)
+def test_answers_that_the_task_names(prompt: str, reference: str, text: str, primary: str) -> None:
+    """A text that names the alternatives of its task does not state the answer thereby."""
+    found = said(text, task=TASK.model_copy(update={"prompt": prompt, "answer": reference}))
+    assert found.primary == primary
+    if primary == UNEXPLAINED:
+        assert found.unchecked["wrong_form"] == "the task's text has the reference answer"
+
+
+@pytest.mark.parametrize(
     ("asked", "text", "found", "primary"),
     [
         ("Cite the sources.", "It is long.", "A river of 9 km.", "not_cited"),
@@ -159,6 +180,12 @@ def test_citations(asked: str, text: str, found: str, primary: str) -> None:
     tool = tool_call("a").model_copy(update={"name": "search_archive", "content": found})
     calls = (call("c", text=text, request=request),)
     assert said(text, calls=calls, tool_calls=(tool,)).primary == primary
+
+
+def test_a_call_that_names_no_tool() -> None:
+    invalid = tool_call("a", ToolStatus.INVALID_CALL).model_copy(update={"name": "unknown"})
+    found = said("41", tool_calls=(invalid,))
+    assert found.evidence["invalid_tool_call"].detail == "no tool named"
 
 
 def test_tools_that_were_not_called() -> None:
