@@ -30,6 +30,7 @@ from hrm_agent.tools.task_environments.source import EnvironmentSource, parse_so
 from hrm_agent.tools.task_environments.wire import ActRefusedError, EnvironmentFault, Observed
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.items import tasks_of_items
+from hrm_agent.training.tasks.spec import read_parameters
 from hrm_agent.trajectory import (
     TASK_INPUTS,
     TaskRef,
@@ -75,6 +76,7 @@ def load_openenv(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
     """Load `count` tasks of an environment of OpenEnv, each a seed."""
+    read_parameters(spec.partition("?")[2])  # refuses secrets
     return load_episodes(
         f"openenv:{_placed(placed_interpreter(spec, folder), folder)}",
         split=split,

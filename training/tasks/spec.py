@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from hrm_agent.config import secret_in
 from hrm_agent.errors import TaskError, nearest
-from hrm_agent.tools.task_environments.source import refuse_secrets
 from hrm_agent.training.tasks.base import Task
 
 __all__ = [
@@ -124,7 +124,12 @@ def read_parameters(query: str) -> dict[str, Any]:
     is a text). Raises `TaskError` for an option that is named like a secret.
     """
     given = dict(parse_qsl(query, keep_blank_values=True))
-    refuse_secrets(given)
+    if (name := secret_in(given)) is not None:
+        raise TaskError(
+            f"The option {name!r} of the tasks is named like a secret, or holds a password, and"
+            " options are recorded.",
+            "Give it to the environment in another way, such as an environment variable.",
+        )
     return {name: literal(text) for name, text in given.items()}
 
 

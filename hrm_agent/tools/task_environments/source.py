@@ -12,23 +12,20 @@ PLACE is the URL of a running server, or a package or folder whose server is sta
 | `seconds` | time limit of each request (default: 60) |
 
 Other options of OpenEnv are given to the environment's `reset`. Other options of verifiers are
-fields of the taskset's configuration. Options that are named like secrets are refused, since the
-text is recorded.
+fields of the taskset's configuration.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
-from hrm_agent.config import secret_in
 from hrm_agent.errors import TaskError
 
-__all__ = ["EnvironmentSource", "parse_source", "refuse_secrets"]
+__all__ = ["EnvironmentSource", "parse_source"]
 
 Kind = Literal["openenv", "verifiers"]
 _TEXTS = ("python", "app", "reply")
@@ -93,7 +90,6 @@ def parse_source(text: str) -> EnvironmentSource:
             "Write openenv:URL, openenv:PACKAGE, openenv:FOLDER or verifiers:NAME.",
         )
     given = dict(parse_qsl(query, keep_blank_values=True))
-    refuse_secrets(given)
     fields: dict[str, Any] = {name: given.pop(name) for name in _TEXTS if name in given}
     fields |= {name: _number(text, name, given.pop(name)) for name in _NUMBERS if name in given}
     if "steps" in given:
@@ -111,18 +107,6 @@ def parse_source(text: str) -> EnvironmentSource:
     )
     _refuse(text, source)
     return source
-
-
-def refuse_secrets(options: Mapping[str, Any]) -> None:
-    """Raise `TaskError` for an option of tasks that is named like a secret, since options are
-    recorded.
-    """
-    if (name := secret_in(options)) is not None:
-        raise TaskError(
-            f"The option {name!r} of the tasks is named like a secret, or holds a password, and"
-            " options are recorded.",
-            "Give it to the environment in another way, such as an environment variable.",
-        )
 
 
 def _refuse(text: str, source: EnvironmentSource) -> None:
