@@ -16,9 +16,9 @@ people, and are not read.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import tomli_w
 from pydantic import BeforeValidator
@@ -35,8 +35,10 @@ _FORM = "Write texts by name below [prompts], such as critic = '''You are the cr
 
 def read_prompts_file(path: Path) -> dict[str, str]:
     """Texts by name. Raises `ConfigError` for a file that cannot be read, or has another form."""
+    if path == Path():
+        raise ConfigError("--prompts has no file name.", "Name a file: --prompts prompts.toml.")
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(
             f"The prompts file {path} cannot be read: {error.strerror}.", "Name a file: --prompts."
@@ -64,13 +66,31 @@ def write_prompts_file(
     content: dict[str, Any] = {"graph": graph, "prompts": dict(texts)}
     content |= {"evidence": dict(evidence)} if evidence else {}
     content |= {"changes": [dict(each) for each in changes]} if changes else {}
+    # TOML reads any line end in a text of several lines as a line feed
+    lines = not any("\r" in text for text in _strings(content))
     with replacing(path) as part:
-        part.write_text(tomli_w.dumps(content, multiline_strings=True), encoding="utf-8")
+        part.write_bytes(tomli_w.dumps(content, multiline_strings=lines).encode())
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in cast("Mapping[Any, Any]", value).values():
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            yield from _strings(each)
 
 
 def _texts(found: Mapping[Any, Any], where: str) -> dict[str, str]:
     texts = dict[str, str]()
     for name, text in found.items():
+        if isinstance(text, Mapping) and text:
+            raise ConfigError(
+                f"The prompt {name!r} in {where} is a table, not a text.",
+                f"""Quote a name that has a dot: '{name}.{next(iter(text))}' = "...".""",  # pyright: ignore[reportUnknownArgumentType]
+            )
         if not isinstance(name, str) or not isinstance(text, str) or not text.strip():
             raise ConfigError(f"The prompt {name!r} in {where} is not a text.", _FORM)
         texts[name] = text

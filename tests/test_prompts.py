@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
@@ -11,13 +12,18 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from hrm_agent import Prompt, prompts
 from hrm_agent.errors import ConfigError
 from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, PLANNER_FORMAT_PROMPT, PLANNER_PROMPT
-from hrm_agent.prompts import PromptTexts, fields_of
+from hrm_agent.prompts import PromptTexts, fields_of, texts_on_record, using_prompts, with_prompts
 
 
 @pytest.fixture(autouse=True)
 def defined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of a test alone, beside the shipped ones."""
-    monkeypatch.setattr(prompts, "_texts", copy.deepcopy(prompts._texts))
+    shipped = {
+        name: dict(texts)
+        for name, texts in prompts._texts.items()
+        if all(module.startswith("hrm_agent.") for module in texts.values())
+    }
+    monkeypatch.setattr(prompts, "_texts", shipped)
 
 
 def sent(texts: PromptTexts, *messages: AnyMessage) -> list[object]:
@@ -68,8 +74,15 @@ def test_the_longest_text_is_replaced() -> None:
         "Plan.",
         "Plan, with a format.",
     ]
-    (both,) = sent(PromptTexts({"planner": "Plan."}), SystemMessage(PLANNER_FORMAT_PROMPT))
-    assert str(both).startswith('Plan. Beside "subgoals"')
+    # the longer prompt stays if the shorter one alone is replaced
+    texts = PromptTexts({"planner": "Plan."})
+    both = [SystemMessage(PLANNER_PROMPT), SystemMessage(PLANNER_FORMAT_PROMPT)]
+    assert sent(texts, *both) == ["Plan.", PLANNER_FORMAT_PROMPT]
+    assert [*texts.reached] == ["planner"]
+    Prompt("helper", "You are a helper.")
+    Prompt("guide", "You are a helper. Tell about {topic}.")
+    about = SystemMessage("You are a helper. Tell about birds.")
+    assert sent(PromptTexts({"helper": "Help."}), about) == [about.content]
 
 
 def test_a_replaced_text_stays() -> None:
@@ -81,11 +94,12 @@ def test_a_replaced_text_stays() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message", "expected"),
     [
-        ("Q: {q}", "{q}?", "Q: a {b} c", "a {b} c?"),
-        ("{q} in {s}.", "As {s}: {q}", "x + y in words.", "As words: x + y"),
-        ("{q} or {q}", "{q}", "a or a", "a"),
-        ("{q} or {q}", "{q}", "a or b", None),
-        ("{{x}} {q:>3}", "{q} {{y}}", "{x}   a", "  a {y}"),
+        ("Ask: {q}", "{q}, please?", "Ask: a {b} c", "a {b} c, please?"),
+        ("{q} in {s}, now", "Say as {s}: {q}", "x + y in words, now", "Say as words: x + y"),
+        ("Pick {q} or {q}?", "Test {q}", "Pick a or a?", "Test a"),
+        ("Pick {q} or {q}?", "Test {q}", "Pick a or b?", None),
+        ("{{x}} + {q:>3}", "{q} + {{y}}", "{x} +   a", "  a + {y}"),
+        ("Say yes.", 'Write {{"a": 1}}', "Say yes.", 'Write {"a": 1}'),
         ('Write {{"a": 1}}', 'Give {{"b": 2}}', 'Write {"a": 1}', 'Give {"b": 2}'),
         ('Write {"a": 1}', 'Give {"b": 2}', 'Write {"a": 1}', 'Give {"b": 2}'),
     ],
@@ -97,11 +111,101 @@ def test_a_template_is_filled_again(old: str, new: str, message: str, expected: 
 
 
 def test_values_that_cannot_be_told_apart_are_refused() -> None:
-    Prompt("template", "{a} and {b}")
-    texts = PromptTexts({"template": "{b}, {a}"})
-    assert sent(texts, HumanMessage("x and y")) == ["y, x"]
+    Prompt("template", "Both {a} and {b}")
+    texts = PromptTexts({"template": "Then {b}, {a}"})
+    assert sent(texts, HumanMessage("Both x and y")) == ["Then y, x"]
     with pytest.raises(ConfigError, match="cannot be told apart"):
-        sent(texts, HumanMessage("x and y and z"))
+        sent(texts, HumanMessage("Both x and y and z"))
+    assert texts.names_in([{"type": "human", "content": "Both x and y and z"}]) == {"template"}
+
+
+def test_a_message_that_only_has_the_middle_of_a_template() -> None:
+    Prompt("template", "{a}\n\nThese are the facts: {b}")
+    texts = PromptTexts({"template": "These are the facts: {b}\n\n{a}"})
+    assert sent(texts, HumanMessage("x\n\nThese are the facts: y")) == [
+        "These are the facts: y\n\nx"
+    ]
+    twice = "x\n\nThese are the facts: y\n\nThese are the facts: z"
+    assert sent(texts, HumanMessage(twice)) == [twice]
+
+
+def test_a_template_needs_characters_of_its_own() -> None:
+    Prompt("template", "{a}\n\n{b}")
+    with pytest.raises(ConfigError, match="source text of the prompt 'template' has too few char"):
+        PromptTexts({"template": "First {a}, then {b}"})
+    Prompt("ask", "Ask: {q}")
+    with pytest.raises(ConfigError, match="new text of the prompt 'ask' has too few characters"):
+        PromptTexts({"ask": "{q}"})
+    with pytest.raises(ConfigError, match="has a conversion or a format"):
+        PromptTexts({"ask": "Answer: {q!r:>20}"})
+    with pytest.raises(ConfigError, match="is not a template: it has a brace"):
+        PromptTexts({"ask": 'Reply {"a": 1}. {q}'})
+
+
+def test_a_filled_new_template_is_found_in_a_record() -> None:
+    Prompt("ask", "Ask: {q}")
+    texts = PromptTexts({"ask": "Answer in one word: {q}"})
+    (message,) = texts.replace([HumanMessage("Ask: why?")])
+    for made in (texts, PromptTexts.unchanged(texts.texts, [])):
+        assert made.names_in([{"type": "human", "content": message.content}]) == {"ask"}
+        assert made.names_in([{"type": "human", "content": "why?"}]) == set()
+
+
+def test_texts_of_the_task_are_not_replaced() -> None:
+    Prompt("adder", "You add numbers.")
+    Prompt("ask", "Context: {c}\nQuestion: {q}")
+    task = "You add numbers. Is that right?"
+    quoted = "Context: a\nQuestion: b\nQuestion: 2"
+    new = {"adder": "Write numbers.", "ask": "With {c}, answer {q}"}
+    texts = PromptTexts(new, [task, "I say: You add numbers.", quoted, "numbers"])
+    assert sent(
+        texts,
+        SystemMessage("You add numbers."),
+        SystemMessage(f"You add numbers. The user said: {task}"),
+        HumanMessage(task),
+        HumanMessage(f"{task} Answer."),
+        HumanMessage(f"The user said: {'I say: You add numbers.'}"),
+        HumanMessage(quoted),
+        HumanMessage(f"You add numbers.\n{task}"),
+    ) == [
+        "Write numbers.",
+        f"Write numbers. The user said: {task}",
+        task,
+        f"{task} Answer.",
+        "The user said: I say: You add numbers.",
+        quoted,
+        f"Write numbers.\n{task}",
+    ]
+    # a task that is the prompt itself
+    same = PromptTexts(new, ["You add numbers."])
+    both = [SystemMessage("You add numbers."), HumanMessage("You add numbers.")]
+    assert sent(same, *both) == ["Write numbers.", "You add numbers."]
+
+
+def test_both_ends_of_a_message_are_replaced() -> None:
+    Prompt("intro", "Read this.")
+    Prompt("outro", "Be brief.")
+    texts = PromptTexts({"intro": "Listen.", "outro": "Be kind."})
+    asked = HumanMessage("Read this.\nTask\nBe brief.")
+    assert sent(texts, asked) == ["Listen.\nTask\nBe kind."]
+
+
+def test_a_thread_without_the_context_of_its_run() -> None:
+    Prompt("adder", "You add numbers.")
+    asked = [SystemMessage("You add numbers.")]
+
+    def sent_from_a_thread() -> object:
+        with ThreadPoolExecutor() as pool:
+            return pool.submit(with_prompts, asked, in_graph=False).result()[0].content
+
+    texts = PromptTexts({"adder": "Write numbers."})
+    with using_prompts(texts):
+        assert sent_from_a_thread() == "Write numbers."
+        with using_prompts(PromptTexts({"adder": "Write numbers."})):
+            assert sent_from_a_thread() == "Write numbers."
+        with using_prompts(None), pytest.raises(ConfigError, match="without the context of its"):
+            sent_from_a_thread()
+    assert sent_from_a_thread() == "You add numbers."
 
 
 def test_fields() -> None:
@@ -118,6 +222,13 @@ def test_names_that_are_not_unique() -> None:
     assert sent(texts, SystemMessage("One.")) == ["Four."]
     with pytest.raises(ConfigError, match=r"two prompts called 'twice', in .* and in other"):
         sent(texts, SystemMessage("Two."))
+    module["__name__"] = __name__
+    exec('Prompt("twice", "Two of one module.")', module)
+    both = [SystemMessage("One."), SystemMessage("Two of one module.")]
+    with pytest.raises(
+        ConfigError, match=r"two prompts called 'twice' in .*, with different texts"
+    ):
+        sent(PromptTexts({"twice": "Four."}), *both)
     with pytest.raises(ConfigError, match=r"lacks the field \{a\}"):
         sent(PromptTexts({"twice": "Four."}), SystemMessage("Three with {a}."))
     with pytest.raises(ConfigError, match=r"has the unknown field \{b\}"):
@@ -130,3 +241,11 @@ def test_equal_prompts_have_equal_texts() -> None:
     PromptTexts({"one": "x", "two": "x"})
     with pytest.raises(ConfigError, match="are equal in the source"):
         PromptTexts({"one": "x", "two": "y"})
+    with pytest.raises(ConfigError, match="'one' and 'two' are equal in the source"):
+        PromptTexts({"one": "x"})
+    PromptTexts({"one": "The same."})
+
+
+def test_a_renamed_prompt_of_a_record() -> None:
+    with pytest.raises(ConfigError, match=r"no prompt 'renamed'.* recorded with the run"):
+        texts_on_record({"renamed": "x"}, [])

@@ -91,7 +91,7 @@ def judged(
         verdict = await _ask(judge, asked, _Verdict, lambda found: "", calls)
         return Scored(verdict.score, verdict.reason[:MAX_REASON_CHARACTERS], tuple(calls))
 
-    return Reward(score, name=name, weight=weight, timeout_seconds=timeout_seconds)
+    return Reward(score, name=name, weight=weight, timeout_seconds=timeout_seconds, asks_model=True)
 
 
 def ranked(
@@ -144,7 +144,7 @@ def ranked(
             for label, t in by_label.items()
         }
 
-    return Reward(score, name=name, weight=weight, timeout_seconds=timeout_seconds)
+    return Reward(score, name=name, weight=weight, timeout_seconds=timeout_seconds, asks_model=True)
 
 
 def _judge(model: str | BaseChatModel) -> BaseChatModel:

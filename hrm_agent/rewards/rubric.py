@@ -72,6 +72,8 @@ class Reward:
     """Weight in the sum. A reward of weight 0 is only reported, and its failure is ignored."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     """Wall-clock limit in seconds of one call."""
+    asks_model: bool = False
+    """True if the function sends requests to a judge model."""
     wants: frozenset[str] = field(init=False)
     """Names of the function's parameters."""
 
@@ -176,6 +178,11 @@ class Rubric:
     def wants(self) -> frozenset[str]:
         """Parameters of all functions."""
         return frozenset[str]().union(*(part.wants for part in self.parts))
+
+    @property
+    def judges(self) -> list[str]:
+        """Names of the rewards that send requests to a judge model."""
+        return [part.name for part in self.parts if part.asks_model]
 
 
 def as_rubric(found: Any, name: str) -> Rubric:

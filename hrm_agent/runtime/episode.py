@@ -49,6 +49,7 @@ from hrm_agent.runtime.execution.conversation import (
     first_input,
     reopened,
     takes_turns,
+    texts_of_task,
     with_turn,
 )
 from hrm_agent.runtime.execution.graph_names import graph_name
@@ -339,7 +340,7 @@ class EpisodeRunner:
         given = {**episode.context, **episode.unrecorded.get(GIVEN_CONTEXT, {})}
         context = run_context(graph, given, episode.graph_name)
         texts = recorded_texts(episode.task.metadata)
-        prompts = PromptTexts(texts) if texts else None
+        PromptTexts(texts)  # reports an unknown name before anything is written
         first = cache(partial(first_input, graph, episode.task, episode.thread_id))
         asks_nothing = answer is NO_ANSWER and say is None
         if (
@@ -389,6 +390,8 @@ class EpisodeRunner:
                 graph_run = await graph_run.answering(self.store, answer)
                 record = self._reopen(record)
             begun = record or self.begin(episode)
+            said = texts_of_task(episode.task, begun.prompts)
+            prompts = PromptTexts(texts, said) if texts else None
             with memory.in_force(), using_prompts(prompts):
                 over = await self._to_end(graph_run, begun, episode, lease, callbacks)
         if self.on_end is not None:

@@ -303,6 +303,7 @@ def look_at_prompts(site: Site, page: Page, browsing: Browsing, folder: Path, ru
         "candidates": [first, then, 7, {"parent": "constructor"}],
     }
     result |= {"held_out": held_out, "rollouts": 1200, "proposals": [{"refused": "x"}, 3]}
+    result |= {"recommended": False, "not_judged": {"proposal": {"prompt": HOSTILE}}}
     save_analysis(folder, "optimize", {}, title="prompts", command="", result=result)
     save_analysis(folder, "optimize", {"an": "other"}, title="no prompts", command="", result={})
     site.go(page, "analyses", place=site.place, run=run)
@@ -313,6 +314,8 @@ def look_at_prompts(site: Site, page: Page, browsing: Browsing, folder: Path, ru
     expect(change.locator("del")).to_have_text("yes")
     expect(change.locator("ins")).to_have_text("no")
     expect(page.get_by_text("1,200 runs, 0 reflections, 1 texts refused.")).to_be_visible()
+    expect(page.get_by_text("was not judged: the budget was used up.")).to_be_visible()
+    expect(page.get_by_text("No text is recommended")).to_be_visible()
     browsing.check(page, "hostile optimize 390")
     site.go(page, "analyses", place=site.place, run=run)
     page.get_by_role("link", name="no prompts").click()

@@ -25,10 +25,11 @@ from hrm_agent.errors import ConfigError, HrmError
 from hrm_agent.prompts import PromptTexts, fields_of, refuse_other_fields
 from hrm_agent.training.prompts.feedback import feedback_on
 from hrm_agent.training.prompts.rollouts import OutOfBudget
+from hrm_agent.training.select.roc import reward_of
 from hrm_agent.training.tasks import Task
 from hrm_agent.trajectory import Trajectory
 
-__all__ = ["Evolution", "PromptCandidate", "Proposal", "evolve"]
+__all__ = ["CutOff", "Evolution", "PromptCandidate", "Proposal", "evolve"]
 
 Places = Sequence[tuple[int, Task]]
 """Tasks with their places."""
@@ -87,6 +88,20 @@ class PromptCandidate:
     """Mean reward on its minibatch before and after the change (None for the first)."""
 
 
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """Proposed text that could not be judged, since the budget was used up."""
+
+    proposal: Proposal
+    """Change from the parent."""
+    parent: int | None
+    """Index of the candidate that it was made from."""
+    before: float | None
+    """Mean reward on its minibatch before the change."""
+    after: float | None
+    """Mean reward on its minibatch (None: the budget did not suffice for the minibatch)."""
+
+
 @dataclass(slots=True)
 class Evolution:
     """Result of a search."""
@@ -97,6 +112,8 @@ class Evolution:
     """All proposed texts, in order."""
     ended_by: str = ""
     """Reason why the search ended."""
+    cut_off: CutOff | None = None
+    """Text that was not judged, since the search ended before (None if there is none)."""
 
     @property
     def best(self) -> int:
@@ -139,6 +156,7 @@ def evolve(
         search.found.ended_by = "nothing new was found to try"
     except OutOfBudget:
         search.found.ended_by = "the budget is used up"
+        search.found.cut_off = search.in_progress()
     except _Failed as failed:
         raise failed.error from failed
     return search.found
@@ -172,6 +190,7 @@ class _Search:
         self._tried = set[tuple[Any, ...]]()
         self._minibatch: dict[int, list[float]] = {}
         self._made_in: dict[int, Proposal] = {}
+        self._parent: int | None = None
 
     def evaluate(
         self, batch: list[tuple[int, Task]], candidate: dict[str, str], capture_traces: bool = False
@@ -188,7 +207,7 @@ class _Search:
             raise _Failed(error) from error
         return EvaluationBatch(
             outputs=runs,
-            scores=[each.reward for each in runs],
+            scores=[*map(reward_of, runs)],
             trajectories=runs if capture_traces else None,
         )
 
@@ -239,10 +258,23 @@ class _Search:
         """True if no iteration of the last `most` ones has tried something new."""
         return state.i - self._last_news > most
 
+    def in_progress(self) -> CutOff | None:
+        """Text of the current iteration, which was not run on the validation tasks (None: no text
+        was proposed, or it was refused).
+        """
+        proposal = self._made_in.get(self._iteration)
+        if proposal is None:
+            return None
+        before, after = [*self._minibatch.get(self._iteration, []), None, None][:2]
+        return CutOff(proposal, self._parent, before, after)
+
     # callbacks of gepa
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
         self._iteration = int(event["iteration"])
+
+    def on_candidate_selected(self, event: Mapping[str, Any]) -> None:
+        self._parent = int(event["candidate_idx"])
 
     def on_evaluation_end(self, event: Mapping[str, Any]) -> None:
         """Note the mean reward of a minibatch, first of the parent, then of the new candidate."""

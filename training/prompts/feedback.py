@@ -15,6 +15,7 @@ from typing import Any
 
 from hrm_agent.prompts import PromptTexts
 from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.select.roc import is_positive, outcome_of, reward_of
 from hrm_agent.trajectory import Call, RunStatus, ToolCall, ToolStatus, Trajectory
 from hrm_agent.trajectory.words import text_of
 
@@ -31,7 +32,7 @@ def feedback_on(name: str, runs: Iterable[Trajectory], texts: PromptTexts) -> li
     the runs had.
     """
     entries = list[dict[str, Any]]()
-    for run in sorted(runs, key=lambda each: each.reward):
+    for run in sorted(runs, key=reward_of):
         calls = [
             call
             for call in run.own_calls
@@ -83,9 +84,8 @@ def _outcome(tool: ToolCall) -> str:
 
 def _judgement(run: Trajectory, calls: Sequence[Call], tools: Sequence[ToolCall]) -> str:
     fault = fault_of(run)
-    lines = [
-        f"The run was {'right' if run.outcome > 0 else 'wrong'}. Its reward is {run.reward:g}."
-    ]
+    right = is_positive(outcome_of(run))
+    lines = [f"The run was {'right' if right else 'wrong'}. Its reward is {reward_of(run):g}."]
     if fault is not None:
         lines = [f"The run could not be judged, and counts as 0: {_cut(fault[1])}."]
     if run.task.answer is not None:

@@ -12,23 +12,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
+from hrm_agent.basics.intervals import Estimate, bootstrapped
 from hrm_agent.errors import ConfigError, RunError, TaskError
 from hrm_agent.prompts import PromptTexts, refuse_unknown_name
-from hrm_agent.training.evaluation.compare import Comparison, compare
+from hrm_agent.runtime.episode import HISTORY
+from hrm_agent.training.evaluation.compare import Comparison, compare, with_width
 from hrm_agent.training.evaluation.samples import samples_of
+from hrm_agent.training.evaluation.statistics import sign_flip_p
 from hrm_agent.training.prompts.evolution import Evolution, Places, evolve
 from hrm_agent.training.prompts.rollouts import OutOfBudget, PromptRuns
 from hrm_agent.training.rollout.eligibility import fault_of
+from hrm_agent.training.select.roc import reward_of
 from hrm_agent.training.tasks import Task
-from hrm_agent.trajectory import Trajectory
+from hrm_agent.trajectory import Trajectory, content_hash
 
-__all__ = ["Improvement", "TaskSplits", "improve_prompts", "split_tasks"]
+__all__ = [
+    "HeldOutResult",
+    "Improvement",
+    "TaskSplits",
+    "compare_held_out",
+    "improve_prompts",
+    "split_tasks",
+]
+
+_LEVEL = 0.05
+_STEPS = 1000
+"""Steps between the lowest and the highest reward, to which differences are rounded for p-values."""
+_ROUNDING = 1e-9
+"""Difference of means that may be due to rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSplits:
-    """Disjoint tasks with their places."""
+    """Tasks with their places. No two of them have the same question."""
 
     train: Places
     """Tasks whose runs the reflection model sees."""
@@ -36,6 +54,53 @@ class TaskSplits:
     """Tasks by which the best texts are chosen."""
     test: Places
     """Held-out tasks."""
+    repeated: int
+    """Number of held-out tasks that were left out, since an earlier one has their question."""
+    leaked: int
+    """Number of other tasks that were left out, since a held-out or an earlier one has their
+    question under another id.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutResult:
+    """Held-out tasks with the texts of the start, paired with those with the best texts."""
+
+    tasks: int
+    """Number of pairs."""
+    before: Estimate
+    """Mean reward with the texts of the start, the quantity that the search maximises."""
+    after: Estimate
+    """Mean reward with the best texts."""
+    difference: Estimate
+    """Difference of the mean rewards, resampled over pairs."""
+    p_value: float
+    """Two-sided p-value of the hypothesis that the mean rewards do not differ."""
+    rises: tuple[str, ...]
+    """Ids of tasks with a higher reward, in order."""
+    falls: tuple[str, ...]
+    """Ids of tasks with a lower reward, in order."""
+    pass_at_1: Comparison
+    """Shares of tasks whose outcome counts as right."""
+    unjudged: int
+    """Number of runs that could not be judged, and count as 0."""
+
+    @property
+    def better(self) -> bool:
+        """True if the mean reward is higher with the best texts."""
+        return self.difference.value > _ROUNDING
+
+    @property
+    def certain(self) -> bool:
+        """True if the difference is significant at the 5 % level."""
+        return self.p_value < _LEVEL
+
+    @property
+    def graded(self) -> bool:
+        """True if the mean reward is another number than pass@1."""
+        shares = (self.pass_at_1.a.pass_at_1.value, self.pass_at_1.b.pass_at_1.value)
+        means = (self.before.value, self.after.value)
+        return any(abs(m - s) > _ROUNDING for m, s in zip(means, shares, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +111,8 @@ class Improvement:
     """Texts at the start, of all prompts that were to be improved."""
     evolution: Evolution
     """Candidates and proposals."""
-    comparison: Comparison
-    """Held-out tasks with the texts of the start, against those with the best texts."""
-    tested: int
-    """Number of held-out tasks that were run with the best texts."""
-    unjudged: int
-    """Number of held-out runs that could not be judged, and count as wrong."""
+    held_out: HeldOutResult
+    """Result on the held-out tasks."""
 
     @property
     def texts(self) -> dict[str, str]:
@@ -66,32 +127,46 @@ class Improvement:
 def split_tasks(
     learned: Sequence[Task], held_out: Sequence[Task], *, train: int, validation: int
 ) -> TaskSplits:
-    """Distribute tasks such that no task is in two parts. `learned`: tasks to learn from, in which
-    held-out ones may be, since a plain file has no splits. Raises `TaskError` if there are too few.
+    """Distribute tasks such that no question is asked twice, in one part or in two. `learned`: tasks
+    to learn from, in which held-out ones may be, since a plain file has no splits. Raises
+    `TaskError` if there are too few.
     """
-    test = _distinct(held_out, ())
-    others = _distinct(learned, test)
+    by_question = dict[str, Task]()
+    for task in held_out:
+        by_question.setdefault(_question(task), task)
+    test = [*by_question.values()]
+    others = list[Task]()
+    leaked = 0
+    for task in learned:
+        if len(others) == train + validation:
+            break
+        known = by_question.setdefault(_question(task), task)
+        if known is task:
+            others.append(task)
+        elif known.id != task.id:
+            leaked += 1
     if len(others) < train + validation:
+        left_out = f" ({leaked} were left out, whose question another one has)" if leaked else ""
         raise TaskError(
-            f"There are {len(test)} held-out tasks and {len(others)} others, but {train} + "
-            f"{validation} others are needed.",
+            f"There are {len(test)} held-out tasks and {len(others)} others{left_out}, but {train} +"
+            f" {validation} others are needed.",
             "Lower --train, --validation or --test.",
         )
     return TaskSplits(
         [*enumerate(others[:train])],
-        [*enumerate(others[train : train + validation], train)],
+        [*enumerate(others[train:], train)],
         [*enumerate(test)],
+        len(held_out) - len(test),
+        leaked,
     )
 
 
-def _distinct(tasks: Iterable[Task], without: Iterable[Task]) -> list[Task]:
-    seen = {(task.id, task.prompt) for task in without}
-    found = list[Task]()
-    for task in tasks:
-        if (task.id, task.prompt) not in seen:
-            seen.add((task.id, task.prompt))
-            found.append(task)
-    return found
+def _question(task: Task) -> str:
+    """Digest of what a graph is asked: the prompt with any white space, the input, and the earlier
+    turns.
+    """
+    prompt = " ".join(task.prompt.split())
+    return content_hash(prompt, task.inputs, task.metadata.get(HISTORY))
 
 
 def improve_prompts(
@@ -147,14 +222,38 @@ def improve_prompts(
     pairs = [(a, b) for a, b in zip(first, last, strict=True) if b is not None]
     if not pairs:
         raise _too_small(runs, "held-out")
-    return Improvement(
-        start,
-        evolution,
-        compare(
+    return Improvement(start, evolution, compare_held_out(pairs))
+
+
+def compare_held_out(pairs: Sequence[tuple[Trajectory, Trajectory]]) -> HeldOutResult:
+    """Compare pairs of runs of the same tasks, before and after."""
+    rewards = [(reward_of(a), reward_of(b)) for a, b in pairs]
+    # rewards of any scale are mapped to [0, 1], for intervals of rewards that are all equal
+    low = min(0.0, *(min(pair) for pair in rewards))
+    span = max(1.0, *(max(pair) for pair in rewards)) - low
+    columns = [[(value - low) / span for value in side] for side in zip(*rewards, strict=True)]
+    gains = [(b - a) / span for a, b in rewards]
+    before, after = (
+        Estimate(*(low + span * each for each in (found.value, found.low, found.high)))
+        for found in bootstrapped(columns, seed=0, resamples=10_000)
+    )
+    (gain,) = bootstrapped([gains], seed=0, resamples=10_000, shares=False)
+    if max(gains) - min(gains) < _ROUNDING:
+        gain = Estimate(gain.value, gain.value, gain.value)
+    gain = with_width(gain, len(pairs))
+    ids = [a.task.id for a, _ in pairs]
+    return HeldOutResult(
+        tasks=len(pairs),
+        before=before,
+        after=after,
+        difference=Estimate(span * gain.value, span * gain.low, span * gain.high),
+        p_value=sign_flip_p([Fraction(round(each * _STEPS), _STEPS) for each in gains]),
+        rises=tuple(name for name, each in zip(ids, gains, strict=True) if each > _ROUNDING),
+        falls=tuple(name for name, each in zip(ids, gains, strict=True) if each < -_ROUNDING),
+        pass_at_1=compare(
             samples_of(a for a, _ in pairs), samples_of(b for _, b in pairs), ("start", "best")
         ),
-        len(pairs),
-        sum(fault_of(each) is not None for pair in pairs for each in pair),
+        unjudged=sum(fault_of(each) is not None for pair in pairs for each in pair),
     )
 
 

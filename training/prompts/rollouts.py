@@ -187,8 +187,24 @@ class PromptRuns:
         if errors:
             raise errors[0]
         scored = await self.score([each for each in ended if each])
+        if self.budget.requests is not None:
+            self._refuse_judges([each[-1] for each in scored])
         last = iter(each[-1] for each in scored)
         return [next(last) if each else None for each in ended]
+
+    def _refuse_judges(self, runs: Sequence[Trajectory]) -> None:
+        """Raise `RunError` if a reward function reports requests to a judge, which no budget of
+        tokens or money counts. Judges that a rubric names are refused before the search begins.
+        """
+        for run in runs:
+            for scoring in self.runner.store.scorings.of(run.id):
+                for score in scoring.scores:
+                    if score.judge_calls:
+                        raise RunError(
+                            f"The reward {score.name!r} asks {score.judge_calls[0].model}, and"
+                            f" requests of rewards are not counted in --budget {self.budget}.",
+                            "Limit the runs, as --budget 200rollouts, in another folder: --out.",
+                        )
 
     def _episodes(
         self, tasks: Sequence[tuple[int, Task]], texts: Mapping[str, str], purpose: str

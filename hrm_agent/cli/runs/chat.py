@@ -22,6 +22,7 @@ from hrm_agent.cli.common.arguments import (
 from hrm_agent.cli.common.citations_view import citation_lines, source_data, without_list
 from hrm_agent.cli.common.formatting import thought_lines, turn_lines
 from hrm_agent.cli.common.output import Output
+from hrm_agent.cli.common.prompts import tell_unreached_prompts
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE
 from hrm_agent.cli.runs.chat_commands import COMMANDS, GoOn, Leave, obey
 from hrm_agent.cli.runs.chat_screen import Screen
@@ -79,7 +80,12 @@ def run(words: list[str]) -> int:
             session.check(before)
             session.stand_on(arguments.thread or new_name(), config)
             chat = _Chat(session)
-            return chat.one_turn(arguments.say) if arguments.say is not None else chat.run_to_end()
+            said = arguments.say
+            code = chat.one_turn(said) if said is not None else chat.run_to_end()
+            if session.known is not None and session.config.prompts:
+                whole = store.journal.trajectory(session.known.id)
+                tell_unreached_prompts(session.config.prompts, [whole])
+            return code
 
 
 class _Chat:

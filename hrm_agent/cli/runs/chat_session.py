@@ -276,6 +276,12 @@ class ChatSession:
                 f"--mode {self.config.mode} cannot be used in a chat, which is a single run.",
                 "Leave out --mode.",
             )
+        if before and before.get("prompts", {}) != self.config.prompts:
+            raise RunError(
+                "The turns of this thread have other prompts, and a thread is replayed with the same"
+                " ones.",
+                "Leave out --prompts, or name a new --thread.",
+            )
         graph = load_graph(self.config.graph, self.config.configurable)
         if not takes_turns(graph):
             raise ConfigError(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from hrm_agent.cli.common.arguments import Parser, add_config, config_from, print_config
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.printer import Printer
+from hrm_agent.cli.common.prompts import tell_unreached_prompts
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
 from hrm_agent.cli.runs.run import (
     RunConfig,
@@ -128,6 +129,7 @@ def run(words: list[str]) -> int:
             output.say(f"  hrm-agent resume {threads[0]} --store {arguments.store}")
             return 0
         trajectories = run_forks(store, config, episodes, output)
+    tell_unreached_prompts(config.prompts, trajectories)
     group = trajectories[0].group_id
     output.result(
         {"group": group, "trajectories": [_summary(trajectory) for trajectory in trajectories]}

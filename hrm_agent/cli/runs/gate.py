@@ -7,7 +7,7 @@ import asyncio
 import math
 import shutil
 import tempfile
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,6 +19,11 @@ from hrm_agent.cli.common.arguments import Parser, add_graph_options
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
 from hrm_agent.cli.common.own_types import add_own_types
+from hrm_agent.cli.common.prompts import (
+    names_reached,
+    refuse_unreached_prompts,
+    tell_unreached_prompts,
+)
 from hrm_agent.cli.common.run_folder import existing_store
 from hrm_agent.cli.runs.gate_report import (
     expected_data,
@@ -303,6 +308,7 @@ async def _replayed(
         )
     if all(each.trajectory is not None for each in offline):
         _refuse_without_effect(gate.config.policy, repeats.policies)
+    _refuse_unreached(gate, offline)
     expected = expected_cost(offline, gate.config.samples)
     cost = expected_money(expected, gate.prices, gate.config.policy)
     return repeats, offline, expected, cost
@@ -345,6 +351,9 @@ async def _decide(config: GateConfig, out: Path) -> dict[str, Any]:
                 on_done=lambda: advance(""),
             )
         _refuse_without_effect(config.policy, repeats.policies)
+        if config.prompts and not names_reached(config.prompts, store.journal.trajectories()):
+            refuse_unreached_prompts(config.prompts)
+        tell_unreached_prompts(config.prompts, store.journal.trajectories())
     return report_data(config, out, gate.found, result, expected, cost, repeats.meter, before)
 
 
@@ -403,6 +412,16 @@ def _refuse_without_effect(policy: str, asked: Collection[str]) -> None:
             "Let the graph take its model from policy(), or let the policy answer for them:"
             " --stand-in.",
         )
+
+
+def _refuse_unreached(gate: _Prepared, offline: Sequence[Repeat]) -> None:
+    """Raise `ConfigError` if the texts of --prompts reach no request. `offline`: the repetitions, as
+    far as the record answers them.
+    """
+    if gate.config.prompts and not any(each.other_requests for each in offline):
+        recorded = (gate.source.journal.trajectory(each.trajectory.id) for each in gate.found.runs)
+        if not names_reached(gate.config.prompts, recorded):
+            refuse_unreached_prompts(gate.config.prompts)
 
 
 def _refuse_comparing(spec: str) -> None:

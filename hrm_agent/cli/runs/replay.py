@@ -17,11 +17,13 @@ from typing import Any
 from hrm_agent.cli.common.arguments import Parser, add_graph_options
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.own_types import add_own_types, allowed_names
+from hrm_agent.cli.common.prompts import tell_unreached_prompts
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store, thread_name
 from hrm_agent.config import secret_in
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, parse_isolation
 from hrm_agent.environment.open import opened_environment
 from hrm_agent.errors import ConfigError, HrmError, RunError
+from hrm_agent.prompts import PromptTexts
 from hrm_agent.prompts_file import read_prompts_file
 from hrm_agent.runtime.episode import EpisodeRunner, policy_for
 from hrm_agent.runtime.execution.conversation import RECORDED
@@ -155,6 +157,7 @@ def run(words: list[str]) -> int:
             return _live(store, arguments, output)
         found = replay(store, arguments.trajectory, graph=arguments.graph, **_options(arguments))
         _show(store, found, output)
+        _tell_unreached(store, found, arguments)
     return 0 if found.equal else 1
 
 
@@ -182,6 +185,7 @@ def _live(store: RunStore, arguments: Any, output: Output) -> int:
 
     found = asyncio.run(go())
     _show(store, found, output)
+    _tell_unreached(store, found, arguments)
     if found.live is None:
         return 0 if found.equal else 1
     return 1 if found.live.status is RunStatus.FAILED else 0
@@ -252,6 +256,25 @@ def _show(store: RunStore, found: Replay, output: Output) -> None:
             f"\nContinued as thread {found.live.thread_id}: {found.live.status.value}. {said}"
         )
         output.say(f"  hrm-agent show {found.live.id} --store {store.url}")
+
+
+def _tell_unreached(store: RunStore, found: Replay, arguments: Any) -> None:
+    """Report the texts of --prompts that neither the record nor the first other request has."""
+    if arguments.prompts:
+        texts = read_prompts_file(arguments.prompts)
+        if found.divergence is not None:
+            asked = found.divergence.asked.messages
+            request = [{"type": each.type, "content": each.content} for each in asked]
+            seen = PromptTexts(texts).names_in(request)
+            texts = {name: text for name, text in texts.items() if name not in seen}
+        tell_unreached_prompts(texts, [store.journal.trajectory(found.trajectory.id)])
+
+
+def _tell_unreached_by_all(store: RunStore, arguments: Any) -> None:
+    """Report the texts of --prompts that no run of the store has."""
+    if arguments.prompts:
+        texts = read_prompts_file(arguments.prompts)
+        tell_unreached_prompts(texts, store.journal.trajectories(run_id=arguments.run))
 
 
 def _compared(checkpoints: int, tasks: int, writes: int) -> str:
@@ -412,6 +435,7 @@ def _check(arguments: Any, output: Output) -> int:
                 f"{store.url} has no trajectory{of_run} that has ended.",
                 f"`hrm-agent history --store {store.url}`",
             )
+        _tell_unreached_by_all(store, arguments)
     told = {
         **counts,
         "not_compared": not_compared,

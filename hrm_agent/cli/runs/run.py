@@ -252,7 +252,7 @@ def run_task(
         output.say(indented(candidate.error or candidate.answer or "no answer"))
 
     outcome = run_thread(config, asked, thread, where, printer.update, over, **given)
-    tell_unreached_prompts(config, (outcome.trajectory, *outcome.candidates))
+    tell_unreached_prompts(config.prompts, (outcome.trajectory, *outcome.candidates))
     if not printer.updates and config.mode == "single":
         # No node ran. Explain why: the graph had ended, so its result is only shown, or the thread
         # waits for an answer.

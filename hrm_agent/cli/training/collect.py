@@ -204,7 +204,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
             " to run them again."
         )
     _tell_unasked(config.policy, trajectories)
-    tell_unreached_prompts(config, trajectories)
+    tell_unreached_prompts(config.prompts, trajectories)
     _tell_none_right(trajectories, by_verifier=config.rewards is None)
     return trajectories
 

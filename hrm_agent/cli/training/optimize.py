@@ -24,7 +24,7 @@ from hrm_agent.cli.common.prompts import refuse_unknown_prompts
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.training.collect import tell_changed_sources
 from hrm_agent.config import compare_on_resume, save_config
-from hrm_agent.errors import ConfigError, RunError, to_install
+from hrm_agent.errors import ConfigError, RunError, TaskError, to_install
 from hrm_agent.models.loading.policy_loader import (
     load_policy,
     load_without_retries,
@@ -43,13 +43,13 @@ from hrm_agent.training.evaluation.prices import Prices, read_prices
 from hrm_agent.training.prompts.rollouts import PromptRuns, SearchBudget, read_search_budget
 from hrm_agent.training.rollout.rollout import run_id_of
 from hrm_agent.training.rollout.scoring import scoring_by
-from hrm_agent.training.tasks import load_tasks, refuse_unscored
+from hrm_agent.training.tasks import Task, load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import fixed_tasks, keep_sources, tasks_folder
 from hrm_agent.trajectory import Sampling
 
 if TYPE_CHECKING:
     from hrm_agent.training.prompts.evolution import PromptCandidate
-    from hrm_agent.training.prompts.optimize import Improvement, TaskSplits
+    from hrm_agent.training.prompts.optimize import HeldOutResult, Improvement, TaskSplits
 
 __all__ = ["optimize_run", "run"]
 
@@ -64,12 +64,14 @@ _WEIGHTS = "weights"
 """File in the folder with the stamps of the policies' files."""
 _START = "start.json"
 """File in the folder with the texts at the start."""
+_MOST_REPEATED = 8
+"""Ratio of the number of tasks that are loaded, if many have the same question, to the usual one."""
 PROMPTS_FILE = "prompts.toml"
 """File of the result in the folder."""
 
 
 def run(words: list[str]) -> int:
-    """Return 1 if no better text was found."""
+    """Return 1 if no text was found that is better on the held-out tasks."""
     parser = Parser(
         "optimize",
         "Improve the prompts of a graph: a model reads recorded runs and proposes texts, which are"
@@ -120,9 +122,10 @@ def optimize_run(config: OptimizeConfig, folder: Path, output: Output) -> int:
     for name in config.prompts_of:
         refuse_unknown_name(name)
     if config.rewards is not None:
-        _refuse_comparing(config.rewards)
+        _refuse_rewards(config.rewards, budget)
     tell_changed_sources(config.tasks, "train", folder)
     splits = _splits(config, folder)
+    _tell_left_out(splits)
     policies = (config.policy, config.reflection_policy)
     if budget.requests is not None:
         answering, reflecting = map(load_without_retries, policies)
@@ -141,31 +144,57 @@ def optimize_run(config: OptimizeConfig, folder: Path, output: Output) -> int:
             found, runs = _search(
                 config, folder, store, splits, budget, meter, answering, reflecting
             )
-    return _report(output, config, folder, found, runs, meter, prices)
+    return _report(output, config, folder, found, len(splits.test), runs, meter, prices)
 
 
 def _splits(config: OptimizeConfig, folder: Path) -> TaskSplits:
     from hrm_agent.training.prompts.optimize import split_tasks
 
-    def load(split: str, count: int) -> Any:
+    def load(split: str, count: int) -> list[Task]:
         return load_tasks(
             config.tasks, split=split, seed=config.seed, count=count, folder=tasks_folder(folder)
         )
 
     held_out = load("eval", config.test)
+
+    def split(learned: list[Task]) -> TaskSplits:
+        if config.rewards is None:
+            refuse_unscored([*learned, *held_out], config.tasks)
+        return split_tasks(learned, held_out, train=config.train, validation=config.validation)
+
     # a plain file has the held-out tasks in its training split as well
-    learned = load("train", config.train + config.validation + config.test)
-    if config.rewards is None:
-        refuse_unscored([*learned, *held_out], config.tasks)
-    return split_tasks(learned, held_out, train=config.train, validation=config.validation)
+    count = config.train + config.validation + config.test
+    try:
+        return split(load("train", count))
+    except TaskError:
+        return split(load("train", _MOST_REPEATED * count))
 
 
-def _refuse_comparing(name: str) -> None:
+def _tell_left_out(splits: TaskSplits) -> None:
+    if splits.repeated:
+        remark(
+            f"{splits.repeated} held-out tasks are left out: another one has the same question."
+            f" {len(splits.test)} remain."
+        )
+    if splits.leaked:
+        remark(
+            f"{splits.leaked} tasks to learn from are left out: a held-out or an earlier one has"
+            " the same question under another id."
+        )
+
+
+def _refuse_rewards(name: str, budget: SearchBudget) -> None:
     rubric, _ = load_rubric(name)
     if "group" in rubric.wants:
         raise ConfigError(
             f"{name} compares the rollouts of a group, and a run of a search has none.",
             "Take rewards that do not compare rollouts.",
+        )
+    if budget.requests is not None and rubric.judges:
+        raise ConfigError(
+            f"{name} asks a judge model (the reward {rubric.judges[0]!r}), whose requests are not"
+            f" counted in a budget of {'tokens' if budget.requests.tokens else 'money'}.",
+            "Limit the runs, as --budget 200rollouts, or take rewards without a judge.",
         )
 
 
@@ -272,15 +301,25 @@ def _report(
     config: OptimizeConfig,
     folder: Path,
     found: Improvement,
+    tested: int,
     runs: PromptRuns,
     meter: Meter,
     prices: Prices,
 ) -> int:
+    """Write and print the result. `tested`: number of held-out tasks. Returns the exit code."""
     result = _result(config, folder, found, runs, meter)
     path = folder / PROMPTS_FILE
     evidence = {
         name: result[name]
-        for name in ("tasks", "held_out", "rollouts", "reflections", "policy", "reflection_policy")
+        for name in (
+            "tasks",
+            "recommended",
+            "held_out",
+            "rollouts",
+            "reflections",
+            "policy",
+            "reflection_policy",
+        )
     }
     write_prompts_file(
         path, config.graph, {**config.prompts, **found.texts}, _toml(evidence), _lineage(result)
@@ -289,19 +328,7 @@ def _report(
         part.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     output.result(result)
     _saved(config, folder, result)
-    rows = [
-        (
-            number,
-            "" if each["parent"] is None else each["parent"],
-            each["prompt"] or "start",
-            _minibatch(each["minibatch"]),
-            each["validation"],
-            "best" if number == result["best"] else "",
-        )
-        for number, each in enumerate(result["candidates"])
-    ]
-    heads = ("candidate", "parent", "prompt", "minibatch", "validation", "")
-    output.table(heads, rows, title=f"Prompts of {config.graph}")
+    _show_candidates(output, config, found, result)
     refused = [each for each in result["proposals"] if each["refused"]]
     if refused:
         output.say(
@@ -309,15 +336,7 @@ def _report(
         )
     for each in _lineage(result):
         output.say(f"\n{each['prompt']}:\n{each['diff']}")
-    before, after = found.comparison.a.pass_at_1.value, found.comparison.b.pass_at_1.value
-    output.say(
-        f"Held-out: {before:.3f} before, {after:.3f} after, on {found.tested} tasks:"
-        f" {_interval(found.comparison.difference)}."
-    )
-    if found.tested < config.test:
-        remark(f"The budget sufficed for {found.tested} of {config.test} held-out tasks.")
-    if found.unjudged:
-        remark(f"{found.unjudged} held-out runs could not be judged, and count as wrong.")
+    _show_held_out(output, found.held_out, tested)
     asked = ", ".join(sorted(meter.models)) or "none"
     for name in prices.by_model:
         if name and name not in meter.models:
@@ -329,10 +348,76 @@ def _report(
         f" {total.read:,} + {total.sampled:,} tokens (prompt + completion){cost}. The search ended:"
         f" {found.evolution.ended_by}."
     )
+    return _recommend(output, config, found, path)
+
+
+def _show_candidates(
+    output: Output, config: OptimizeConfig, found: Improvement, result: dict[str, Any]
+) -> None:
+    rows: list[tuple[object, ...]] = [
+        (
+            number,
+            "" if each["parent"] is None else each["parent"],
+            each["prompt"] or "start",
+            _minibatch(each["minibatch"]),
+            each["validation"],
+            "best" if number == result["best"] else "",
+        )
+        for number, each in enumerate(result["candidates"])
+    ]
+    cut_off = found.evolution.cut_off
+    if cut_off is not None:
+        parent = "" if cut_off.parent is None else cut_off.parent
+        judged = _minibatch((cut_off.before, cut_off.after))
+        rows.append(("", parent, cut_off.proposal.prompt, judged, "not judged: budget", ""))
+    heads = ("candidate", "parent", "prompt", "minibatch", "validation", "")
+    output.table(heads, rows, title=f"Prompts of {config.graph}")
+
+
+def _show_held_out(output: Output, held_out: HeldOutResult, tested: int) -> None:
+    output.say(
+        f"Held-out mean reward: {held_out.before.value:.3f} before, {held_out.after.value:.3f}"
+        f" after, on {held_out.tasks} tasks: {_interval(held_out.difference)}."
+    )
+    if held_out.graded:
+        shares = held_out.pass_at_1
+        output.say(
+            f"Held-out pass@1 (outcome above 0.5): {shares.a.pass_at_1.value:.3f} before,"
+            f" {shares.b.pass_at_1.value:.3f} after: {_interval(shares.difference)}."
+        )
+    if held_out.tasks < tested:
+        remark(f"The budget sufficed for {held_out.tasks} of {tested} held-out tasks.")
+    if held_out.unjudged:
+        remark(f"{held_out.unjudged} held-out runs could not be judged, and count as 0.")
+
+
+def _recommend(output: Output, config: OptimizeConfig, found: Improvement, path: Path) -> int:
+    """Say whether the new texts are better on the held-out tasks. Returns the exit code."""
+    held_out = found.held_out
+    cut_off = found.evolution.cut_off
+    if cut_off is not None:
+        output.say(
+            f"The last text for {cut_off.proposal.prompt} was not judged: the budget did not suffice"
+            f" for {'its minibatch' if cut_off.after is None else 'the validation tasks'}. A larger"
+            " --budget continues there."
+        )
     if not found.changed:
         output.say("No better text was found.")
         return 1
-    output.next(f"hrm-agent run TASK --graph {shlex.quote(config.graph)} --prompts {path}")
+    if not held_out.better:
+        output.say(
+            f"The new texts are not recommended: on the held-out tasks they are"
+            f" {'worse' if round(held_out.difference.value, 9) < 0 else 'not better'}, though their validation"
+            f" score is the highest. {path} has them with the evidence."
+        )
+        return 1
+    if not held_out.certain:
+        output.say(
+            f"The difference is within chance (p = {held_out.p_value:.2g}). More held-out tasks"
+            " (--test) in another folder would show more."
+        )
+    words = ["hrm-agent", "run", "TASK", "--graph", config.graph, "--prompts", str(path)]
+    output.next(shlex.join(words))
     return 0
 
 
@@ -340,7 +425,9 @@ def _result(
     config: OptimizeConfig, folder: Path, found: Improvement, runs: PromptRuns, meter: Meter
 ) -> dict[str, Any]:
     total = meter.total
-    compared = found.comparison
+    held_out = found.held_out
+    shares = held_out.pass_at_1
+    cut_off = found.evolution.cut_off
     return {
         "folder": str(folder),
         "graph": config.graph,
@@ -358,16 +445,25 @@ def _result(
         "best": found.evolution.best,
         "candidates": [_candidate(each) for each in found.evolution.candidates],
         "proposals": [asdict(each) for each in found.evolution.proposals],
+        "not_judged": None if cut_off is None else asdict(cut_off),
+        "recommended": found.changed and held_out.better,
         "held_out": {
-            "tasks": found.tested,
-            "unjudged": found.unjudged,
-            "before": asdict(compared.a.pass_at_1),
-            "after": asdict(compared.b.pass_at_1),
-            "difference": asdict(compared.difference),
-            "p_value": compared.p_value,
-            "certain": compared.certain,
-            "better": list(compared.better),
-            "worse": list(compared.worse),
+            "measure": "mean reward",
+            "tasks": held_out.tasks,
+            "unjudged": held_out.unjudged,
+            "before": asdict(held_out.before),
+            "after": asdict(held_out.after),
+            "difference": asdict(held_out.difference),
+            "p_value": held_out.p_value,
+            "certain": held_out.certain,
+            "better": list(held_out.rises),
+            "worse": list(held_out.falls),
+            "pass_at_1": {
+                "before": asdict(shares.a.pass_at_1),
+                "after": asdict(shares.b.pass_at_1),
+                "difference": asdict(shares.difference),
+                "p_value": shares.p_value,
+            },
         },
     }
 
@@ -441,8 +537,11 @@ def _diff(before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def _minibatch(means: tuple[float, float] | None) -> str:
-    return "" if means is None else f"{means[0]:.2f} to {means[1]:.2f}"
+def _minibatch(means: tuple[float | None, float | None] | None) -> str:
+    before, after = means or (None, None)
+    if before is None:
+        return ""
+    return f"{before:.2f} to {'?' if after is None else f'{after:.2f}'}"
 
 
 def _number(value: float) -> float | None:

@@ -16,7 +16,7 @@ from hrm_agent.basics.files import alone_in
 from hrm_agent.cli.common.arguments import Parser, add_config, as_pairs, config_from, print_config
 from hrm_agent.cli.common.interrupts import resumed_by
 from hrm_agent.cli.common.output import Output, progress, remark
-from hrm_agent.cli.common.prompts import refuse_unknown_prompts
+from hrm_agent.cli.common.prompts import refuse_unknown_prompts, tell_unreached_prompts
 from hrm_agent.cli.common.run_folder import run_folder
 from hrm_agent.cli.main import command_list, fitted
 from hrm_agent.cli.training.by_model import fitted_rl, fitted_sft, say_chosen, shown_rl, shown_sft
@@ -280,6 +280,11 @@ def _reinforce(config: GrpoConfig, folder: Path, output: Output, *, one_pass: bo
                     asyncio.run(learn(config, folder, on_step=_shown(config, advance)))
             else:
                 output.say(_nothing_left(folder, config.steps))
+    if config.prompts and not config.source:
+        from hrm_agent.store import open_store
+
+        with open_store(config.store or folder / "store.db") as store:
+            tell_unreached_prompts(config.prompts, store.journal.trajectories())
     _report(config, folder, output)
 
 

@@ -47,7 +47,7 @@ from hrm_agent.models.call_recording import (
 from hrm_agent.models.chat import PolicyModel
 from hrm_agent.models.hosted import is_text, most_prompt_tokens, sent_sampling
 from hrm_agent.models.recorded_values import is_of_a_model, pack_error, raised, unpack_answer
-from hrm_agent.prompts import using_prompts, with_prompts
+from hrm_agent.prompts import replacing_nothing, with_prompts
 from hrm_agent.trajectory import (
     AskedModel,
     Call,
@@ -261,14 +261,14 @@ def _with_prompts(
     """Request of a model of the graph, with the prompts in force. Unchanged for the policy, which
     replaces them itself.
     """
-    if isinstance(model, PolicyModel) or not in_graph(metadata):
+    if isinstance(model, PolicyModel):
         return messages
-    return with_prompts(messages)
+    return with_prompts(messages, in_graph=in_graph(metadata))
 
 
 def _replaced_once(model: BaseChatModel) -> AbstractContextManager[None]:
     """Replace no prompts while a model answers, since it may pass its request on to another model."""
-    return nullcontext() if isinstance(model, PolicyModel) else using_prompts(None)
+    return nullcontext() if isinstance(model, PolicyModel) else replacing_nothing()
 
 
 def _answering(entry: Any) -> Any:

@@ -20,7 +20,7 @@ declared classes from input in JSON.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -73,6 +73,7 @@ __all__ = [
     "last_answer",
     "reopened",
     "takes_turns",
+    "texts_of_task",
     "turn_input",
     "turns_not_read",
     "typed_input",
@@ -213,6 +214,21 @@ def first_input(graph: Graph, task: TaskRef, thread_id: str) -> Any:
             " add_messages]` to its state.",
         )
     return {name: task.prompt}
+
+
+def texts_of_task(task: TaskRef, turns: Iterable[str] = ()) -> list[str]:
+    """Texts that the user gave to a run: the task, its input and the messages of later turns."""
+    found = [task.prompt, *turns]
+    left = [task.metadata.get(name) for name in (TASK_INPUTS, HISTORY)]
+    while left:
+        value: Any = left.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            left += cast("Mapping[Any, Any]", value).values()
+        elif isinstance(value, (list, tuple)):
+            left += cast("Sequence[Any]", value)
+    return found
 
 
 def _said(turn: Mapping[str, str]) -> BaseMessage:

@@ -47,8 +47,9 @@ from hrm_agent.models import using_policy
 from hrm_agent.models.external.recorded import record_external_models
 from hrm_agent.models.external.substitute import read_structured_output
 from hrm_agent.models.recorded_values import is_on_record
-from hrm_agent.prompts import PROMPTS, PromptTexts, recorded_texts, using_prompts
+from hrm_agent.prompts import PROMPTS, recorded_texts, texts_on_record, using_prompts
 from hrm_agent.runtime.episode import CONFIGURABLE, Episode, EpisodeRunner
+from hrm_agent.runtime.execution.conversation import texts_of_task
 from hrm_agent.runtime.execution.loading import Graph, load_graph
 from hrm_agent.runtime.execution.memories import RunMemory
 from hrm_agent.runtime.execution.run_context import (
@@ -227,7 +228,8 @@ class ReplayRun:
         ):
             begin()
         texts = recorded_texts(self._trajectory.task.metadata)
-        prompts = PromptTexts(texts) if texts else None
+        said = texts_of_task(self._trajectory.task, self._trajectory.prompts)
+        prompts = texts_on_record(texts, said) if texts else None
         with using_policy(_Silent()), using_prompts(prompts):
             try:
                 segments = await self._segments()

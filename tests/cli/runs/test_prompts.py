@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hrm_agent.errors import ConfigError
+from hrm_agent.prompts_file import read_prompts_file, write_prompts_file
 from hrm_agent.store import open_store
 from tests.cli.conftest import Command, Outcome
 
@@ -104,6 +106,11 @@ def routed(state):
 
 
 @of
+def unrecorded(state):
+    return {"messages": [AIMessage("no model")]}
+
+
+@of
 def changed(state):
     return {"messages": [Echo().invoke([SystemMessage(READ.upper()), *state["messages"]])]}
 """
@@ -154,6 +161,13 @@ def test_texts_reach_a_graph_however_it_is_made(hrm: Command, prompts: Path, gra
     assert hrm("replay", "new", *store).code == 0
 
 
+def test_a_filled_template_is_not_reported(hrm: Command, prompts: Path) -> None:
+    written({"template": NEW["template"]})
+    done = run(hrm, "template", "--prompts", str(prompts))
+    assert answer(done) == SENT["template"]
+    assert "No request contains" not in done.err
+
+
 def test_a_factory_makes_its_prompt(hrm: Command, prompts: Path) -> None:
     written({"made": "Say perhaps."})
     assert answer(run(hrm, "made", "--prompts", str(prompts))) == "Say perhaps. | hello"
@@ -186,6 +200,13 @@ def test_a_run_keeps_its_texts(hrm: Command, prompts: Path) -> None:
     again = run(hrm, "read", "--prompts", "prompts.toml", "--thread", "new")
     assert again.code == 2
     assert "another configuration (prompts" in again.err
+    # each turn is replayed with the texts of the thread
+    said = ("chat", "--thread", "new", "--say", "more")
+    turn = hrm(*said, "--prompts", "prompts.toml")
+    assert turn.code == 2
+    assert "The turns of this thread have other prompts" in turn.err
+    assert hrm(*said).code == 0
+    assert hrm("replay", "new").code == 0
 
 
 def test_a_collection_has_the_texts(hrm: Command, prompts: Path) -> None:
@@ -205,6 +226,51 @@ def test_a_text_that_the_graph_changes_is_reported(hrm: Command, prompts: Path) 
     assert "No request contains the prompts read of --prompts" in done.err
 
 
+def test_every_command_reports_texts_that_reach_no_request(hrm: Command, prompts: Path) -> None:
+    assert run(hrm, "changed", "--thread", "old").code == 0
+    written({"read": "Say nothing."})
+    chat = ("chat", "--graph", "./graphs_of_mine.py:changed", "--say", "hello")
+    for words in (
+        ("replay", "old"),
+        ("replay", "--check", "runs"),
+        ("fork", "old", "--at", "0", "--run", "--name", "new"),
+        (*chat, "--thread", "talk"),
+    ):
+        done = hrm(*words, "--prompts", str(prompts))
+        assert done.code == 0, done.err
+        assert "No request contains the prompts read of --prompts" in done.err
+    Path("rubric.py").write_text("def rubric(text):\n    return 1.0\n")
+    gate = hrm("gate", "runs", "--rewards", "./rubric.py:rubric", "--prompts", str(prompts))
+    assert gate.code == 2
+    assert "No request contains the prompts read of --prompts, so nothing was" in gate.err
+
+
+def test_a_graph_without_recorded_requests(hrm: Command, prompts: Path) -> None:
+    written({"read": "Say nothing."})
+    done = run(hrm, "unrecorded", "--prompts", str(prompts))
+    assert answer(done) == "no model"
+    assert "No request was recorded, so the texts of read in --prompts were not seen" in done.err
+
+
+def test_a_task_that_has_the_text_of_a_prompt(hrm: Command, prompts: Path) -> None:
+    written({"read": "Say nothing."})
+    words = ("--graph", "./graphs_of_mine.py:read", "--prompts", str(prompts), "--json")
+    done = hrm("run", "Say no. Or yes?", *words, "--thread", "new")
+    assert answer(done) == "Say nothing. Now. | Say no. Or yes?"
+    assert hrm("replay", "new").code == 0
+
+
+def test_a_file_keeps_the_ends_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.toml"
+    texts = {"a.b": "one\r\ntwo\rthree\n", "c": "x"}
+    write_prompts_file(path, "g", texts, {}, [])
+    assert read_prompts_file(path) == texts
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_prompts_file(path) == texts
+    with pytest.raises(ConfigError, match="has no file name"):
+        read_prompts_file(Path())
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -213,6 +279,7 @@ def test_a_text_that_the_graph_changes_is_reported(hrm: Command, prompts: Path) 
         ("[prompts", "is not TOML"),
         ('[promts]\nread = "x"', "unknown key 'promts'. Did you mean 'prompts'?"),
         ("[prompts]\nread = 3", "The prompt 'read' in bad.toml is not a text"),
+        ('[prompts]\nmy.adder = "x"', """Quote a name that has a dot: 'my.adder' = "...\""""),
         ('[prompts]\nread = " "', "The prompt 'read' in bad.toml is not a text"),
         ('[prompts]\nraed = "x"', "no prompt 'raed'. Did you mean 'read'?"),
         ('[prompts]\ntemplate = "You are {tone}"', "lacks the field {fact}"),

@@ -293,6 +293,164 @@ def test_a_constant_of_a_module(
     assert Path("strange.py").read_text() == STRANGE
 
 
+ADDER = """
+import re
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.graph import START, MessagesState, StateGraph
+
+from hrm_agent import Prompt
+from hrm_agent.rewards import Scored, judged
+from hrm_agent.trajectory import JudgeCall
+
+SYSTEM = Prompt("adder", "You add numbers.")
+
+
+class Obedient(BaseChatModel):
+    @property
+    def _llm_type(self):
+        return "obedient"
+
+    def _generate(self, messages, stop=None, run_manager=None, **options):
+        number = int(re.search("[0-9]+", messages[-1].text)[0])
+        prompt = messages[0].text
+        right = "only" in prompt or ("small" in prompt and number < 100)
+        right = right or (number >= 100 and prompt == "You add large numbers.")
+        answer = AIMessage(str(number + 7) if right else "A number.")
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+
+
+async def add(state):
+    return {"messages": [await Obedient().ainvoke([SystemMessage(SYSTEM), *state["messages"]])]}
+
+
+graph = StateGraph(MessagesState).add_node("add", add).add_edge(START, "add").compile()
+
+
+def tasks(split):
+    first = {"train": 0, "eval": 100}[split]
+    return [{"prompt": f"Add {n} and 7.", "answer": str(n + 7)} for n in range(first, first + 40)]
+
+
+def same(split):
+    rows = [{"prompt": f"Add {n // 2} and 7.", "answer": str(n // 2 + 7)} for n in range(40)]
+    return [{"id": f"{split}-{place}", **row} for place, row in enumerate(rows)]
+
+
+def graded(text):
+    return 0.45 if text.isdigit() else 0.05
+
+
+def polite(text):
+    call = JudgeCall(model="a judge", request=(), response="1", seconds=0.0)
+    return Scored(1.0, "", (call,))
+
+
+judge = judged("Is it polite?", "scripted:judge.jsonl")
+"""
+SEARCH = (
+    *("optimize", "--graph", "./adder.py:graph", "--reflection-policy", "scripted:texts.jsonl"),
+    *("--out", "my runs/found", "--test", "8", "--train", "8", "--validation", "4"),
+)
+
+
+@pytest.fixture
+def adder(hrm: Command) -> None:
+    """Folder with an agent whose model is its own."""
+    Path("adder.py").write_text(ADDER)
+
+
+def propose(text: str) -> None:
+    """Write what the reflection model answers."""
+    answer = json.dumps(f"```\n{text}\n```")
+    Path("texts.jsonl").write_text(20 * f"{answer}\n")
+
+
+@pytest.mark.usefixtures("adder")
+def test_texts_that_are_worse_on_held_out_tasks_are_not_recommended(hrm: Command) -> None:
+    propose("small")
+    Path("large.toml").write_text('[prompts]\nadder = "You add large numbers."\n')
+    given = ("--tasks", "./adder.py:tasks", "--rewards", "answer:text", "--budget", "60rollouts")
+    done = hrm(*SEARCH, *given, "--prompts", "large.toml")
+    assert done.code == 1, done.err
+    assert "Held-out mean reward: 1.000 before, 0.000 after" in done.out
+    assert "not recommended: on the held-out tasks they are worse" in done.out
+    assert "Next:" not in done.out
+    file = tomllib.loads(Path("my runs/found/prompts.toml").read_text())
+    assert file["prompts"] == {"adder": "small"} and not file["evidence"]["recommended"]
+
+
+@pytest.mark.usefixtures("adder")
+def test_the_held_out_figure_is_the_mean_reward(hrm: Command) -> None:
+    """Use a rubric without an outcome above 0.5, and each question twice in both splits."""
+    propose("Write only the number.")
+    given = ("--tasks", "./adder.py:same", "--rewards", "./adder.py:graded")
+    done = hrm(*SEARCH, *given, "--budget", "26rollouts")
+    assert done.code == 0, done.err
+    assert "Held-out mean reward: 0.050 before, 0.450 after, on 4 tasks: +0.400 (-0.0" in done.out
+    assert "The difference is within chance (p = 0.12)" in done.out
+    assert "Held-out pass@1 (outcome above 0.5): 0.000 before, 0.000 after" in done.out
+    assert "4 held-out tasks are left out: another one has the same question" in done.err
+    assert "The budget sufficed" not in done.err
+    assert "tasks to learn from are left out: a held-out or an earlier one" in done.err
+    assert "--prompts 'my runs/found/prompts.toml'" in done.out
+
+
+@pytest.mark.usefixtures("adder")
+def test_a_text_that_the_budget_does_not_suffice_to_judge_is_named(hrm: Command) -> None:
+    propose("Write only the number.")
+    given = ("--tasks", "./adder.py:tasks", "--rewards", "answer:text", "--budget", "29rollouts")
+    done = hrm(*SEARCH, *given)
+    assert done.code == 1, done.err
+    assert "0.00 to 1.00  not judged: budget" in done.out
+    assert "adder was not judged: the budget did not suffice for the validation" in done.out
+    results = json.loads(Path("my runs/found/results.json").read_text())
+    assert results["not_judged"]["proposal"]["text"] == "Write only the number."
+    assert results["not_judged"]["after"] == 1.0
+
+
+@pytest.mark.usefixtures("adder")
+def test_a_template_is_changed_again_and_again(hrm: Command) -> None:
+    """Requests have the new template, filled. A reflection sees them as well."""
+    asker = ADDER.replace('Prompt("adder", "You add numbers.")', 'Prompt("asker", "Sum: {task}")')
+    asker = asker.replace(
+        '[SystemMessage(SYSTEM), *state["messages"]]',
+        '[("human", SYSTEM.format(task=state["messages"][-1].text))]',
+    )
+    # the first change suffices for even numbers
+    Path("asker.py").write_text(
+        asker.replace("number < 100", "number % 2 == 0").replace("only", "any")
+    )
+    first, then = (json.dumps(f"```\nFor {word}: {{task}}\n```") for word in ("small", "any"))
+    Path("texts.jsonl").write_text(f"{first}\n{then}\n")
+    words = ["./asker.py:graph" if word == "./adder.py:graph" else word for word in SEARCH]
+    given = ("--tasks", "./adder.py:tasks", "--rewards", "answer:text", "--budget", "80rollouts")
+    done = hrm(*words, *given, "--seed", "2", "--json")
+    assert done.code == 0, done.err
+    assert [each["prompt"] for each in done.json["candidates"]] == [None, "asker", "asker"]
+    assert done.json["texts"] == {"asker": "For any: {task}"}
+    # a search can begin with a replaced template
+    Path("start.toml").write_text('[prompts]\nasker = "For small: {task}"\n')
+    Path("more.jsonl").write_text(4 * f"{then}\n")
+    words = [word.replace("found", "again").replace("texts.jsonl", "more.jsonl") for word in words]
+    done = hrm(*words, *given, "--prompts", "start.toml", "--json")
+    assert done.code == 0, done.err
+    assert done.json["texts"] == {"asker": "For any: {task}"}
+
+
+@pytest.mark.usefixtures("adder")
+def test_judges_are_not_asked_under_a_budget_of_tokens(server: FakeProvider, hrm: Command) -> None:
+    done = hrm(*WORDS, "--budget", "30000tokens", "--rewards", "./adder.py:judge")
+    assert done.code == 2 and "whose requests are not counted in a budget of tokens" in done.err
+    assert server.asked == [] and not Path("found").exists()
+    # a function that reports requests of its own is known once it has scored
+    done = hrm(*WORDS, "--budget", "30000tokens", "--rewards", "./adder.py:polite")
+    assert done.code == 2 and "The reward 'polite' asks a judge" in done.err
+    assert not [body for body in server.asked if body["model"] == "reflection"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from hrm_agent.graphs.parts.prompts import CRITIC_PROMPT, SOLVER_PROMPT
 from hrm_agent.prompts import PromptTexts
 from hrm_agent.training.prompts.feedback import feedback_on
@@ -83,3 +85,10 @@ def test_runs_without_the_prompt_are_left_out_and_long_texts_are_cut() -> None:
     (entry,) = feedback_on("solver", [run(0.0, "x" * 100_000)], texts)
     assert len(json.dumps(entry)) < 6000
     assert "98500 characters" in entry["Feedback"]
+
+
+@pytest.mark.parametrize(("outcome", "word"), [(0.1, "wrong"), (0.5, "wrong"), (0.6, "right")])
+def test_a_run_is_right_by_the_rule_of_evaluations(outcome: float, word: str) -> None:
+    ended = run(outcome).model_copy(update={"status": RunStatus.COMPLETED})
+    (entry,) = feedback_on("solver", [ended], PromptTexts({"solver": NEW}))
+    assert entry["Feedback"].startswith(f"The run was {word}. Its reward is {outcome}.")

@@ -24,7 +24,7 @@
     const held_out = table(result.held_out), difference = table(held_out.difference);
     return { candidates, graph: text(result.graph), best: number(result.best), ended: text(result.ended_by), rollouts: number(result.rollouts),
       reflections: number(result.reflections), refused: list(result.proposals).map(table).filter((one) => text(one.refused)).length, tasks: number(held_out.tasks),
-      before: number(table(held_out.before).value), after: number(table(held_out.after).value), gain: number(difference.value), low: number(difference.low), high: number(difference.high) };
+      before: number(table(held_out.before).value), after: number(table(held_out.after).value), cut_off: text(table(table(result.not_judged).proposal).prompt), recommended: result.recommended, gain: number(difference.value), low: number(difference.low), high: number(difference.high) };
   }
 
   const score = (key, label, of) => ({ key, label, width: "7rem", align: "right", value: of, render: (one) => html`<${Num} of=${of(one)} digits=${3} />` });
@@ -48,8 +48,10 @@
     const columns = useMemo(() => COLUMNS(found.best), [found]);
     if (!found.candidates.length) return html`<${Empty}>No candidate was run.</${Empty}>`;
     return html`<section aria-labelledby="optimize-candidates"><h2 id="optimize-candidates">Prompts of <${Text} of=${found.graph} clip=${80} /></h2>
-      <p>Held-out: <${Num} of=${found.before} digits=${3} /> before, <${Num} of=${found.after} digits=${3} /> after, on ${format.count(found.tasks ?? 0)} tasks:
+      <p>Held-out mean reward: <${Num} of=${found.before} digits=${3} /> before, <${Num} of=${found.after} digits=${3} /> after, on ${format.count(found.tasks ?? 0)} tasks:
         ${" "}<${Num} of=${found.gain} digits=${3} sign=${true} /> (<${Num} of=${found.low} digits=${3} sign=${true} /> to <${Num} of=${found.high} digits=${3} sign=${true} />).</p>
+      ${found.cut_off && html`<p>The last text for <${Text} of=${found.cut_off} clip=${60} /> was not judged: the budget was used up.</p>`}
+      ${found.recommended === false && html`<p>No text is recommended: none is better on the held-out tasks.</p>`}
       <${Table} rows=${found.candidates} columns=${columns} id=${(one) => `${one.index}`} label="Candidates" order=${order} on_order=${set_order} />
       <p class="muted small">${format.count(found.rollouts ?? 0)} runs, ${format.count(found.reflections ?? 0)} reflections, ${format.count(found.refused)} texts refused. The search ended: <${Text} of=${found.ended} clip=${80} />.</p>
       ${found.candidates.filter((one) => one.prompt).map((one) => html`<${Change} one=${one} key=${one.index} />`)}</section>`;
