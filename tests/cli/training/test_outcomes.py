@@ -198,4 +198,4 @@ def test_rollouts_that_an_environment_lost_are_told_and_run_again(hrm: Command) 
     assert "0 correct" in few.err  # 0.25, which pass@1 does not count either
     assert (done.code, server.acts) == (0, [101, 101]), done.err
     assert "pass@1" in done.out and "infrastructure" not in done.err
-    assert re.search(r"run once more, failed by a machine +1 ", done.out)
+    assert re.search(r"run once more, failed by a machine +1\b", done.out)
