@@ -2,24 +2,31 @@
 
 A run folder has the store (`store.db`). If `collect` is called again on the same folder, it runs
 the missing rollouts, resumes the interrupted ones and reads back the others.
+
+A rollout that lost a tool call to the infrastructure is run once more, as in a training. If it has
+no reward after that, the next call on the folder runs it again. Only the last attempt counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hrm_agent.models import Backend
-from hrm_agent.runtime.episode import policy_for
-from hrm_agent.runtime.selection.strategies import Mode
+from hrm_agent.runtime.episode import Episode, policy_for
+from hrm_agent.runtime.selection.strategies import ONE_RUN, Mode
 from hrm_agent.training.config.commands import CollectConfig
+from hrm_agent.training.rollout.eligibility import lost_tool_calls
 from hrm_agent.training.rollout.rollout import (
     group_episodes,
     open_run,
     refuse_other_tasks,
     rollout,
     run_id_of,
+    second_attempt,
 )
 from hrm_agent.training.rollout.scoring import scoring_by
 from hrm_agent.training.tasks import Task, load_tasks
@@ -58,6 +65,7 @@ async def collect(
         options=config.task_options(),
     )
     held = backend or policy_for(config.policy, config.graph, stand_in=config.stand_in)
+    began = time.time()
     async with open_run(
         folder, config.policy, config, store=config.store, backend=held, allow=config.allowed_types
     ) as runner:
@@ -70,16 +78,40 @@ async def collect(
         async with opened_workers(
             config.processes, runner, config, draw=partial(_tasks, config, folder), mode=mode
         ) as workers:
-            found = await rollout(
-                runner,
-                episodes,
-                mode=mode,
-                concurrency=config.concurrency,
-                on_done=on_rollout,
-                workers=workers,
+            run = partial(
+                rollout, runner, mode=mode, concurrency=config.concurrency, workers=workers
             )
+            found = await run(episodes, on_done=on_rollout)
+            if mode == ONE_RUN:
+                found = await _again(run, episodes, found, began)
         async with scoring_by(config, runner.store) as score:
             return [last for (last,) in await score([(trajectory,) for trajectory in found])]
+
+
+async def _again(
+    run: Callable[[list[Episode]], Coroutine[Any, Any, list[Trajectory]]],
+    episodes: Sequence[Episode],
+    found: Sequence[Trajectory],
+    began: float,
+) -> list[Trajectory]:
+    """Last attempts of all rollouts. Lost ones are run again: each once, and once more in each call
+    on the folder if the last attempt on record has no reward. `began`: start of this call.
+    """
+    last = list(found)
+    attempts = dict(enumerate(episodes))
+    due = [place for place, each in enumerate(last) if lost_tool_calls(each)]
+    while due:
+        attempts |= {place: second_attempt(attempts[place]) for place in due}
+        for place, each in zip(due, await run([attempts[place] for place in due]), strict=True):
+            last[place] = each
+        due = [
+            place
+            for place in due
+            if lost_tool_calls(last[place])
+            and not last[place].rewards
+            and (last[place].ended_at or began) < began
+        ]
+    return last
 
 
 def _tasks(config: CollectConfig, folder: Path) -> list[Task]:

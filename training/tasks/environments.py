@@ -16,6 +16,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote_plus
 
 from hrm_agent.errors import TaskError
 from hrm_agent.tools.task_environments.play import (
@@ -29,6 +30,7 @@ from hrm_agent.tools.task_environments.source import EnvironmentSource, parse_so
 from hrm_agent.tools.task_environments.wire import ActRefusedError, EnvironmentFault, Observed
 from hrm_agent.training.tasks.base import Task
 from hrm_agent.training.tasks.items import tasks_of_items
+from hrm_agent.training.tasks.spec import read_parameters
 from hrm_agent.trajectory import (
     TASK_INPUTS,
     TaskRef,
@@ -38,7 +40,7 @@ from hrm_agent.trajectory import (
     derive_seed,
 )
 
-__all__ = ["EpisodeReturn", "load_episodes", "load_openenv", "played_source"]
+__all__ = ["EpisodeReturn", "load_episodes", "load_openenv", "placed_interpreter", "played_source"]
 
 _AT_A_TIME = 4
 """Number of episodes that are begun at a time while tasks are loaded."""
@@ -56,17 +58,17 @@ class EpisodeReturn:
         """Rewards of a run: `correct` from 0 to 1, and the environment's own (None if a call was
         lost). Raises `ValueError` for a return outside of the source's range.
 
-        verifiers scores at the end, so that an episode that was cut short has the reward 0.
+        An episode that neither the environment nor `steps` has ended has the reward 0: a policy
+        must not gain by giving up before it can lose.
         """
         if any(call.status is ToolStatus.INFRASTRUCTURE for call in trajectory.own_tool_calls):
             return None
         act = next(reversed(acts_of(trajectory)), None)
-        if self.source.kind == "verifiers" and (act is None or not act["done"]):
+        if act is None or not act["done"]:
             return {"correct": 0.0}
-        total = 0.0 if act is None else float(act["total"])
-        named = {} if act is None else act["rewards"]
-        own = {f"environment_{name}": float(value) for name, value in named.items()}
-        reward = 0.0 if act is None else self.source.reward(total)
+        total = float(act["total"])
+        own = {f"environment_{name}": float(value) for name, value in act["rewards"].items()}
+        reward = self.source.reward(total)
         return {"correct": reward, "environment_return": total, **own}
 
 
@@ -74,8 +76,13 @@ def load_openenv(
     spec: str, *, split: str, seed: int, count: int | None = None, folder: Path | None = None
 ) -> list[Task]:
     """Load `count` tasks of an environment of OpenEnv, each a seed."""
+    read_parameters(spec.partition("?")[2])  # refuses secrets
     return load_episodes(
-        f"openenv:{_placed(spec, folder)}", split=split, seed=seed, count=count, shown=spec
+        f"openenv:{_placed(placed_interpreter(spec, folder), folder)}",
+        split=split,
+        seed=seed,
+        count=count,
+        shown=spec,
     )
 
 
@@ -178,6 +185,20 @@ def played_source(task: TaskRef) -> EnvironmentSource | None:
         return parse_source(named["source"]) if named else None
     except (TaskError, KeyError, TypeError, AttributeError):
         return None
+
+
+def placed_interpreter(spec: str, folder: Path | None) -> str:
+    """Spec with a relative `python=` resolved in `folder`. Links are kept, since the link's place
+    is what makes an interpreter a virtual environment's.
+    """
+    place, sign, query = spec.partition("?")
+    parts = query.split("&")
+    for number, part in enumerate(parts):
+        name, _, value = part.partition("=")
+        path = Path(unquote_plus(value)).expanduser()
+        if name == "python" and "/" in value and not path.is_absolute():
+            parts[number] = f"python={quote(str(Path(folder or '', path).absolute()))}"
+    return f"{place}{sign}{'&'.join(parts)}"
 
 
 def _placed(spec: str, folder: Path | None) -> str:

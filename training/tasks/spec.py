@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from hrm_agent.config import secret_in
 from hrm_agent.errors import TaskError, nearest
 from hrm_agent.training.tasks.base import Task
 
@@ -120,9 +121,16 @@ def one_line(error: BaseException) -> str:
 
 def read_parameters(query: str) -> dict[str, Any]:
     """Parameters of a query with their values, parsed as JSON (a value that is not JSON
-    is a text).
+    is a text). Raises `TaskError` for an option that is named like a secret.
     """
-    return {name: literal(text) for name, text in parse_qsl(query, keep_blank_values=True)}
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    if (name := secret_in(given)) is not None:
+        raise TaskError(
+            f"The option {name!r} of the tasks is named like a secret, or holds a password, and"
+            " options are recorded.",
+            "Give it to the environment in another way, such as an environment variable.",
+        )
+    return {name: literal(text) for name, text in given.items()}
 
 
 def read_columns(family: str, query: str, others: Sequence[str] = ()) -> dict[str, str]:

@@ -35,7 +35,7 @@ from hrm_agent.basics.async_bridge import run_sync
 from hrm_agent.errors import HrmError, TaskError
 from hrm_agent.import_by_name import search_in
 from hrm_agent.training.tasks.base import Task
-from hrm_agent.training.tasks.environments import load_episodes
+from hrm_agent.training.tasks.environments import load_episodes, placed_interpreter
 from hrm_agent.training.tasks.items import tasks_of_items
 from hrm_agent.training.tasks.spec import one_line, read_parameters
 from hrm_agent.trajectory import Trajectory, derive_seed
@@ -149,7 +149,8 @@ def load_verifiers(
     query names an interpreter (`python`), or if the installed library has no other interface.
     """
     if "python" in read_parameters(spec.partition("?")[2]) or _has_only_v1():
-        return load_episodes(f"verifiers:{spec}", split=split, seed=seed, count=count)
+        text = f"verifiers:{placed_interpreter(spec, folder)}"
+        return load_episodes(text, split=split, seed=seed, count=count, shown=spec)
     environment = _environment(spec, str(Path(folder or "").resolve()))
     try:
         rows: Any = environment.get_eval_dataset() if split == "eval" else environment.get_dataset()

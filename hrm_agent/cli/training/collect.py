@@ -20,7 +20,8 @@ from hrm_agent.models import DEFAULT_POLICY
 from hrm_agent.rewards import load_rubric
 from hrm_agent.training.config.commands import FREE_ON_RESUME, CollectConfig
 from hrm_agent.training.rollout.collect import collect
-from hrm_agent.training.rollout.eligibility import error_of
+from hrm_agent.training.rollout.eligibility import error_of, lost_tool_calls
+from hrm_agent.training.select.roc import is_positive, outcome_of
 from hrm_agent.training.tasks import load_tasks, refuse_unscored
 from hrm_agent.training.tasks.sources import changed_sources, fixed_tasks, tasks_folder
 from hrm_agent.training.tasks.spec import WITHOUT_BOX, kind_of
@@ -29,6 +30,8 @@ from hrm_agent.trajectory import RunStatus, Trajectory
 
 __all__ = ["USUAL", "collect_run", "collected", "exit_code", "run", "tell_changed_sources"]
 
+_SHOWN = 300
+"""Maximum number of characters shown of an error of a tool."""
 USUAL = (
     *("policy", "graph", "context", "configurable", "tasks", "rewards", "split", "count"),
     *(
@@ -107,12 +110,14 @@ def collect_run(config: CollectConfig, folder: Path, output: Output) -> int:
 
 
 def exit_code(trajectories: Sequence[Trajectory]) -> int:
-    """Return 1 if every rollout failed, or if none has its expected reward, since the set-up is
-    then wrong.
+    """Return 1 if every rollout failed, lost a tool call to the infrastructure, or is without its
+    expected reward, since the set-up is then wrong.
 
-    Lines on stderr report how many rollouts failed, got no reward, or had a prompt that was too
-    long for the policy's context window, each with the most frequent cause.
+    Lines on stderr report how many rollouts failed, were lost, got no reward, or had a prompt that
+    was too long for the policy's context window, each with the most frequent cause.
     """
+    lost = [each for each in trajectories if lost_tool_calls(each)]
+    _tell_lost(lost, len(trajectories))
     failed = [each for each in trajectories if each.status is RunStatus.FAILED]
     unscored = [
         each
@@ -142,7 +147,26 @@ def exit_code(trajectories: Sequence[Trajectory]) -> int:
             if at:
                 remark(f"{count} of {len(trajectories)} rollouts raised at {at}.")
             remark(f"{said}, most often by: {error}")
-    return int(bool(trajectories) and len(failed) + len(unscored) == len(trajectories))
+    without = {each.id for each in (*failed, *unscored, *lost)}
+    return int(bool(trajectories) and len(without) == len(trajectories))
+
+
+def _tell_lost(lost: Sequence[Trajectory], of: int) -> None:
+    if not lost:
+        return
+    calls = [lost_tool_calls(each)[0] for each in lost]
+    (why, _), *_ = Counter(call.stderr or call.content for call in calls).most_common(1)
+    text = " ".join(why.split())[:_SHOWN]
+    left_out = sum(not each.rewards for each in lost)
+    remark(
+        f"{len(lost)} of {of} rollouts lost a tool call to the infrastructure,"
+        f" {left_out} of them are without a score, most often by: {text}"
+    )
+    if left_out:
+        remark(
+            "Those without a score count neither as right nor as wrong. Mend what failed, then run"
+            " the same command with --out, or `resume`: it runs them again."
+        )
 
 
 def collected(config: CollectConfig, command: str, folder: Path) -> list[Trajectory]:
@@ -167,7 +191,7 @@ def collected(config: CollectConfig, command: str, folder: Path) -> list[Traject
 
         def done(trajectory: Trajectory) -> None:
             nonlocal correct
-            correct += trajectory.outcome > 0
+            correct += is_positive(outcome_of(trajectory))
             advance(f"{correct} correct" if config.rewards is None else "")
 
         compare_on_resume(config, command, folder, free=FREE_ON_RESUME)

@@ -315,7 +315,9 @@ class _Act:
         except EnvironmentFault as error:
             await _drop(episode)
             output = {_ACT: {"lost": str(error)}}
-            return ToolOutcome(ToolStatus.INFRASTRUCTURE, _LOST, output=output, stderr=str(error))
+            return ToolOutcome(
+                ToolStatus.INFRASTRUCTURE, f"{_LOST} {error}", output=output, stderr=str(error)
+            )
         except BaseException:  # what the environment has done is unknown
             await _drop(episode)
             raise

@@ -2,7 +2,8 @@
 
 A server listens on loopback only. Its socket is made here, so that no port is guessed. It ends with
 this process, even if this process is killed: it watches its standard input, which this process
-holds open. Its output goes to a file, whose end is shown if it does not start.
+holds open. It gets SIGTERM first, and some seconds to close its environments. Its output goes to a
+file, whose end is shown if it does not start.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from pathlib import Path
 from typing import IO
 
 from hrm_agent.basics.worker_process import signal_group
-from hrm_agent.errors import TaskError
+from hrm_agent.errors import RunError, TaskError
 from hrm_agent.tools.task_environments.source import EnvironmentSource
-from hrm_agent.tools.task_environments.wire import EnvironmentFault
 
-__all__ = ["last_words", "server_url"]
+__all__ = ["last_words", "served", "server_url", "settle"]
 
 _SCRIPT = Path(__file__).parent / "foreign" / "serve.py"
 _MOST_STARTS = 4
-"""Maximum number of times that a server is started. One that keeps ending is a fault."""
-SECONDS_TO_END = 3.0
+"""Maximum number of times in a row that a server is started without an answered act."""
+SECONDS_TO_END = 5.0
+"""Time limit of the end of a server: longer than its own of `foreign/serve.py`."""
+_SECONDS_TO_SETTLE = 0.5
 _SHOWN = 400
 _PRIVATE = "HRM_AGENT_"
 """Prefix of environment variables that a server does not get: tokens and keys of this project."""
@@ -48,20 +50,26 @@ class _Server:
         self._arguments = _arguments(source)
         self._folder = _folder(source)
         self._is_another = bool(source.python)
-        self._starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._place = source.place
+        self.starts = 0
+        """Number of starts since the last act that the server answered."""
+        self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def ready(self) -> str:
         """URL of the server, which is started if it does not run."""
-        if self._process is None or self._process.poll() is not None:
-            if self._starts == _MOST_STARTS:
-                raise EnvironmentFault(f"The server of the environment has ended: {self.said()}.")
+        if self.process is None or self.process.poll() is not None:
+            if self.starts == _MOST_STARTS:
+                raise RunError(
+                    f"The server of {self._place} ended {_MOST_STARTS} times in a row: "
+                    f"{self.said()}.",
+                    "Mend the environment, then resume the run: what is missing is run.",
+                )
             self._start()
         return self.url
 
     def _start(self) -> None:
-        self._starts += 1
+        self.starts += 1
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(128)
@@ -72,7 +80,7 @@ class _Server:
                 for name, value in os.environ.items()
                 if not name.startswith(_PRIVATE) and name not in left_out
             }
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*self._arguments, str(listener.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
@@ -93,7 +101,7 @@ class _Server:
         return "it said nothing"
 
     def close(self) -> None:
-        process = self._process
+        process = self.process
         if process is not None:
             assert process.stdin is not None
             process.stdin.close()  # it then ends with all processes that it has started
@@ -108,14 +116,30 @@ def server_url(source: EnvironmentSource) -> str:
     """URL of an environment's server, which is started if this process has to. Blocks while it
     starts a process.
 
-    Raises `TaskError` if there is nothing to start, and `EnvironmentFault` if the server ended
-    too often.
+    Raises `TaskError` if there is nothing to start, and `RunError` if the server ended too often.
     """
     if source.url:
         return source.url
     with _lock:
         server = _find(source)
         return server.ready()
+
+
+def served(source: EnvironmentSource) -> None:
+    """Note that an environment has answered an act, so that its server may be started again."""
+    server = _servers.get(_key(source))
+    if server is not None:
+        server.starts = 0
+
+
+def settle(source: EnvironmentSource) -> None:
+    """Wait a moment for the end of a server that has closed its connections, so that the next
+    session starts it again. Blocks.
+    """
+    server = _servers.get(_key(source))
+    if server is not None and server.process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(_SECONDS_TO_SETTLE)
 
 
 def last_words(source: EnvironmentSource) -> str:
@@ -139,13 +163,16 @@ def _find(source: EnvironmentSource) -> _Server:
 
 
 def _close(key: tuple[int, str]) -> None:
-    if key[0] == os.getpid():
-        _servers.pop(key).close()
+    server = _servers.pop(key, None) if key[0] == os.getpid() else None
+    if server is not None:
+        server.close()
 
 
 def _arguments(source: EnvironmentSource) -> list[str]:
     """Command that starts the server, without the descriptor of its socket."""
-    named = str(Path(source.python).expanduser()) if source.python else sys.executable
+    named = source.python or sys.executable
+    if "/" in named:  # else it is looked up on PATH
+        named = str(Path(named).expanduser().absolute())
     python = shutil.which(named)
     if python is None:
         raise TaskError(

@@ -8,6 +8,7 @@ places as well, so a refused session is tried again for a while.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 from hrm_agent.basics.async_bridge import BackgroundLoop
 from hrm_agent.basics.http_client import backoff
-from hrm_agent.tools.task_environments.servers import last_words, server_url
+from hrm_agent.tools.task_environments.servers import last_words, served, server_url, settle
 from hrm_agent.tools.task_environments.source import EnvironmentSource
 from hrm_agent.tools.task_environments.wire import (
     AtCapacityError,
@@ -105,13 +106,26 @@ class OpenSession:
         """Take an action. Raises `EnvironmentFault` if the episode ends without a reward."""
         if self._wire is None:
             raise EnvironmentFault("The session with the environment is closed.")
-        seen = await self._wire.act(action)
+        try:
+            seen = await self._wire.act(action)
+        except EnvironmentFault:
+            if not self._source.url:
+                await asyncio.to_thread(settle, self._source)
+            raise
         self._acts += 1
+        served(self._source)
         if seen.reward is not None:
             self._total = (self._total or 0.0) + seen.reward
+        fault = ""
         if seen.done and self._total is None:
+            fault = "The environment ended the episode without a reward."
+        elif self.is_over and self._total is None:
+            fault = f"The environment gave no reward in the {self._acts} acts of `steps`."
+        elif not math.isfinite(self._total or 0.0):
+            fault = "The sum of the environment's rewards is not a finite number."
+        if fault:
             await self.close()
-            raise EnvironmentFault("The environment ended the episode without a reward.")
+            raise EnvironmentFault(fault)
         return seen
 
     async def count(self) -> int | None:

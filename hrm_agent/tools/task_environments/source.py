@@ -60,7 +60,7 @@ class EnvironmentSource:
     @property
     def url(self) -> str:
         """URL of a running server (empty if this process starts the server)."""
-        return self.place if self.place.startswith(("http://", "https://")) else ""
+        return self.place if self.place.lower().startswith(("http://", "https://")) else ""
 
     @property
     def takes_replies(self) -> bool:
@@ -97,6 +97,11 @@ def parse_source(text: str) -> EnvironmentSource:
         if steps < 1 or steps != int(steps):
             raise TaskError(f"{text}: steps is {steps:g}.", "Give a whole number from 1.")
         fields["steps"] = int(steps)
+    if kind == "openenv" and "seed" in given:
+        raise TaskError(
+            f"{text}: each task has a seed of its own, so none can be given.",
+            "--seed changes the seeds of all tasks.",
+        )
     source = EnvironmentSource(
         kind, place, arguments={name: _literal(value) for name, value in given.items()}, **fields
     )

@@ -2,15 +2,17 @@
 
 The bridge of verifiers (`foreign/verifiers_bridge.py`) speaks the same protocol, with chat messages
 as actions and observations. All that a server sends is untrusted: the size and the time of a
-message are limited, JSON is parsed strictly, redirects are refused, and every fault of a server is
-an `EnvironmentFault`, which is never the policy's.
+message are limited, JSON is parsed strictly, redirects are refused, and every error that a server
+causes is made an `EnvironmentFault` in one place (`WireSession._guarded`). It is never the policy's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,6 +29,7 @@ MAX_TEXT = 32_000
 MAX_TOOLS = 128
 MAX_MESSAGES = 64
 SECONDS_TO_CONNECT = 10.0
+SECONDS_TO_CLOSE = 2.0
 _SHOWN = 300
 _MCP = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of the action schemas of servers whose actions are calls of MCP tools."""
@@ -83,12 +86,16 @@ class WireSession:
 
     async def reset(self, arguments: Mapping[str, Any]) -> Observed:
         """Begin an episode, on a new connection if there is none."""
+        async with self._guarded():
+            return await self._reset(arguments)
+
+    async def _reset(self, arguments: Mapping[str, Any]) -> Observed:
         if self._socket is None:
             await self._connect()
         bridged = self._source.kind == "verifiers"
         schema = {} if bridged else await self._action_schema()
         if self._source.reply:
-            await self._refuse_other_field(schema)
+            self._refuse_other_field(schema)
         self._tools_by_mcp = schema.get("title") in _MCP
         answer = await self._ask("reset", dict(arguments))
         if bridged:
@@ -103,8 +110,13 @@ class WireSession:
         """Send `{"message": ...}` to a bridge, `{"reply": text}`, or `{"name": ..., "arguments":
         ..., "id": ...}` for a tool.
         """
+        async with self._guarded():
+            return await self._act(action)
+
+    async def _act(self, action: Mapping[str, Any]) -> Observed:
         if self._socket is None:
             raise EnvironmentFault("The session with the environment is closed.")
+        await self._refuse_unasked()
         if self._source.kind == "verifiers":
             return _bridged(await self._ask("step", dict(action)))
         if self._source.reply:
@@ -131,20 +143,47 @@ class WireSession:
 
     async def count(self) -> int | None:
         """Number of tasks of a bridge."""
-        if self._socket is None:
-            await self._connect()
-        found = (await self._ask("tasks", {}))["observation"].get("count")
-        if found is not None and (type(found) is not int or found < 0):
-            raise EnvironmentFault("The environment gave no number of tasks.")
-        return found
+        async with self._guarded():
+            if self._socket is None:
+                await self._connect()
+            found = (await self._ask("tasks", {}))["observation"].get("count")
+            if found is not None and (type(found) is not int or found < 0):
+                raise EnvironmentFault("The environment gave no number of tasks.")
+            return found
 
     async def close(self) -> None:
         """End the session. The server ends its environment when the connection is closed."""
         socket, client, self._socket, self._client = self._socket, self._client, None, None
         if socket is not None:
-            await socket.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SECONDS_TO_CLOSE):
+                    await socket.close()
         if client is not None:
             await client.close()
+
+    @asynccontextmanager
+    async def _guarded(self) -> AsyncGenerator[None]:
+        """Make every error that the server causes an `EnvironmentFault`, which closes the
+        session.
+        """
+        try:
+            yield
+        except ActRefusedError:
+            raise
+        except (EnvironmentFault, HrmError):
+            await self.close()
+            raise
+        except TimeoutError as error:
+            await self.close()
+            text = f"The environment did not answer within {self._source.seconds:g} s."
+            raise EnvironmentFault(text) from error
+        except Exception as error:
+            await self.close()
+            text = f"The environment is gone, or what it sent is invalid: {_why(error)}."
+            raise EnvironmentFault(text) from error
+        except BaseException:  # cancelled: an answer may still come, so the session is of no use
+            await self.close()
+            raise
 
     async def _connect(self) -> None:
         aiohttp = _library()
@@ -156,41 +195,35 @@ class WireSession:
             self._socket = await self._client.ws_connect(
                 f"{self._base}/ws", max_msg_size=MAX_MESSAGE_BYTES
             )
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            await self.close()
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise EnvironmentFault(f"{self._base} does not answer: {_why(error)}.") from error
-        except BaseException:
-            await self.close()
-            raise
 
     async def _action_schema(self) -> dict[str, Any]:
         """JSON schema of actions."""
         aiohttp = _library()
+        body = bytearray()
         try:
             async with self._client.get(f"{self._base}/schema", allow_redirects=False) as response:
                 if response.status != 200:
                     raise EnvironmentFault(f"{self._base}/schema: HTTP {response.status}.")
-                body = await response.content.read(MAX_MESSAGE_BYTES)
-                if not response.content.at_eof():
-                    raise EnvironmentFault(f"{self._base}/schema is too long.")
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            await self.close()
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > MAX_MESSAGE_BYTES:
+                        raise EnvironmentFault(f"{self._base}/schema is too long.")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise EnvironmentFault(f"{self._base}/schema: {_why(error)}.") from error
-        except EnvironmentFault:
-            await self.close()
-            raise
-        schema = _object(_parsed(body)).get("action")
+        schema = _object(_parsed(bytes(body))).get("action")
         if not isinstance(schema, dict):
-            await self.close()
             raise EnvironmentFault(f"{self._base}/schema has no schema of actions.")
-        return cast("dict[str, Any]", schema)
+        found = cast("dict[str, Any]", schema)
+        _object(found.get("properties") or {})
+        return found
 
-    async def _refuse_other_field(self, schema: Mapping[str, Any]) -> None:
+    def _refuse_other_field(self, schema: Mapping[str, Any]) -> None:
         """Raise `EnvironmentFault` if an action is not the one field that takes answers."""
         fields, needed = _object(schema.get("properties") or {}), schema.get("required") or []
         name = self._source.reply
         if name not in fields or set(needed) - {name}:
-            await self.close()
             known = ", ".join(each for each in fields if each != "metadata") or "none"
             raise EnvironmentFault(
                 f"reply={name} is not the one field that an action needs. Its fields: {known}."
@@ -219,36 +252,37 @@ class WireSession:
             for each in tools
         )
 
+    async def _refuse_unasked(self) -> None:
+        """Raise `EnvironmentFault` if a message waits. It would be taken for the answer of the
+        next act, since messages have no ids.
+        """
+        for _ in range(2):  # the loop then reads what has come
+            await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                message = await self._socket.receive()
+                raise EnvironmentFault(
+                    "The environment sent a message that nothing had asked for."
+                    if message.type is _library().WSMsgType.TEXT
+                    else "The environment closed the connection."
+                )
+
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and wait for its answer. Any fault closes the session."""
-        aiohttp = _library()
-        try:
-            await self._socket.send_str(json.dumps({"type": kind, "data": data}, allow_nan=False))
-            message = await self._socket.receive(timeout=self._source.seconds)
-            if message.type is not aiohttp.WSMsgType.TEXT:
-                raise EnvironmentFault("The environment closed the connection.")
-            answer = _object(_parsed(message.data))
-            told = _object(answer.get("data"))
-            if answer.get("type") == "error":
-                _raise_error(told)
-            if answer.get("type") != "observation":
-                raise EnvironmentFault(f"The environment sent no observation: {_short(answer)}.")
-            return {**told, "observation": _object(told.get("observation"))}
-        except ActRefusedError:
-            raise
-        except EnvironmentFault:
-            await self.close()
-            raise
-        except TimeoutError as error:
-            await self.close()
-            text = f"The environment did not answer within {self._source.seconds:g} s."
-            raise EnvironmentFault(text) from error
-        except (aiohttp.ClientError, OSError, ValueError, TypeError) as error:
-            await self.close()
-            raise EnvironmentFault(f"The environment is gone: {_why(error)}.") from error
-        except BaseException:  # cancelled: an answer may still come, so the session is of no use
-            await self.close()
-            raise
+        """Send a message and wait for its answer."""
+        text = json.dumps({"type": kind, "data": data}, allow_nan=False)
+        # aiohttp's own limit begins anew after each ping
+        async with asyncio.timeout(self._source.seconds):
+            await self._socket.send_str(text)
+            message = await self._socket.receive()
+        if message.type is not _library().WSMsgType.TEXT:
+            raise EnvironmentFault("The environment closed the connection.")
+        answer = _object(_parsed(message.data))
+        told = _object(answer.get("data"))
+        if answer.get("type") == "error":
+            _raise_error(told)
+        if answer.get("type") != "observation":
+            raise EnvironmentFault(f"The environment sent no observation: {_short(answer)}.")
+        return {**told, "observation": _object(told.get("observation"))}
 
 
 def _library() -> Any:
@@ -392,9 +426,13 @@ def _reward(answer: Mapping[str, Any]) -> float | None:
 
 
 def _finite(value: Any) -> float:
-    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+    try:
+        number = float(value) if isinstance(value, (bool, int, float)) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise EnvironmentFault(f"The environment gave the reward {_short(value)}, not a number.")
-    return float(value)
+    return number
 
 
 def _done(answer: Mapping[str, Any]) -> bool:
@@ -406,7 +444,12 @@ def _done(answer: Mapping[str, Any]) -> bool:
 
 def _parsed(data: bytes | str) -> Any:
     try:
-        return from_json(data)
+        found = from_json(data)
+        half = b"\\ud" if isinstance(data, bytes) else "\\ud"
+        if half in data.lower():  # pyright: ignore[reportOperatorIssue]
+            # halves of characters cannot be stored
+            found = from_json(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+        return found
     except (HrmError, UnicodeDecodeError) as error:
         raise EnvironmentFault(f"The environment sent invalid JSON: {_why(error)}.") from error
 
@@ -423,4 +466,9 @@ def _short(value: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    cause = getattr(error, "os_error", None)  # aiohttp's own text holds addresses and options
+    if isinstance(cause, OSError) and cause.strerror:
+        return _short(cause.strerror)
     return _short(str(error) or type(error).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hrm_agent.store import open_store
 from hrm_agent.training.metrics import read_metrics
 from hrm_agent.trajectory import RunStatus, StopReason, Verdict
 from tests.cli.conftest import Command
+from tests.support.tools.openenv_server import GuessServer, serving
 
 pytestmark = pytest.mark.whole
 
@@ -36,6 +38,8 @@ def raises(text):
 def is_nan(text):
     return float("nan")
 """
+
+GUESS = '<tool_call>{"name": "step", "arguments": {"number": 101}}</tool_call>'
 
 
 @pytest.fixture(autouse=True)
@@ -174,3 +178,24 @@ def test_a_template_that_refuses_what_the_policy_wrote_does_not_end_the_training
         shutil.rmtree(checkpoint)
     shutil.rmtree("run/model")
     assert hrm("resume", "run").code == 0, "the same answers are on record, and are met again"
+
+
+def test_rollouts_that_an_environment_lost_are_told_and_run_again(hrm: Command) -> None:
+    """Each lost rollout is run once more, and again by the same command."""
+    Path("p.jsonl").write_text(f"{json.dumps(GUESS)}\n" * 4)
+    with serving(GuessServer(fault=lambda act: "die")) as server:
+        words = ("--tasks", f"openenv:{server.url}?steps=1&low=-1&high=3", "--count", "1")
+        words = ("eval", *words, "--policy", "scripted:p.jsonl", "--out", "run")
+        lost = hrm(*words)
+        assert (lost.code, server.acts) == (1, [])
+        assert (
+            "1 of 1 rollouts lost a tool call to the infrastructure, 1 of them are without a score,"
+            " most often by: The environment closed the connection." in lost.err
+        )
+        server.fault = lambda act: None
+        done = hrm(*words)
+        few = hrm(*words[:-1], "other")
+    assert "0 correct" in few.err  # 0.25, which pass@1 does not count either
+    assert (done.code, server.acts) == (0, [101, 101]), done.err
+    assert "pass@1" in done.out and "infrastructure" not in done.err
+    assert re.search(r"run once more, failed by a machine +1\b", done.out)

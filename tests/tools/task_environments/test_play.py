@@ -4,6 +4,7 @@ policy's. The server speaks OpenEnv's protocol.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Sequence
@@ -76,7 +77,9 @@ async def test_an_episode_is_played_by_tools_and_replayed_without_a_server(
         (episode,) = episodes(server)
         begun = server.opened
         done = await run(store, environment, bisecting("guess" if mcp else "step"), episode)
-        assert (server.opened - begun, server.open_now) == (1, 0)  # one session, closed at the end
+        while server.open_now:  # closed at the end
+            await asyncio.sleep(0.01)
+        assert server.opened - begun == 1
         sent = list(server.acts)
     assert (done.status, done.stop_reason) == (RunStatus.COMPLETED, StopReason.ANSWER)
     assert done.rewards == {"correct": 1.0, "environment_return": 1.0}
@@ -208,14 +211,34 @@ async def test_a_fault_of_the_environment_ends_the_run_and_is_not_the_policys(
     assert why is not None and why[0] is DropReason.INFRASTRUCTURE
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (MISSING, "ended the episode without a reward"),
+        (MISSING.replace("true", "false"), "gave no reward in the 2 acts of `steps`"),
+        (MISSING.replace("true", "false").replace("null", "1e308"), "is not a finite number"),
+    ],
+    ids=["ended", "steps", "sum"],
+)
 async def test_an_episode_without_a_reward_is_a_fault(
+    store: RunStore, environment: LocalEnvironment, answer: str, told: str
+) -> None:
+    with serving(GuessServer(text=True, fault=lambda act: answer)) as server:
+        (episode,) = episodes(server, "?reply=text&steps=2")
+        done = await run(store, environment, lambda _: "1", episode)
+    assert told in done.tool_calls[-1].stderr
+    assert told in done.tool_calls[-1].content  # as `show` prints it
+    assert done.rewards == {}
+
+
+async def test_giving_up_is_not_better_than_losing(
     store: RunStore, environment: LocalEnvironment
 ) -> None:
-    with serving(GuessServer(text=True, fault=lambda act: MISSING)) as server:
-        (episode,) = episodes(server, "?reply=text")
-        done = await run(store, environment, lambda _: "1", episode)
-    assert done.tool_calls[-1].stderr == "The environment ended the episode without a reward."
-    assert done.rewards == {}
+    answers = iter([guess(0, "step"), "I give up."])
+    with serving(GuessServer()) as server:
+        (episode,) = episodes(server, "?low=-1&high=1")
+        done = await run(store, environment, lambda _: next(answers), episode)
+    assert (done.status, done.rewards) == (RunStatus.COMPLETED, {"correct": 0.0})
 
 
 async def test_an_invalid_action_is_the_policys_and_changes_nothing(
@@ -262,6 +285,9 @@ def test_tasks_that_cannot_be_played_are_refused() -> None:
         ("openenv:ftp://host/", "not HTTP"),
         ("openenv:", "names no environment"),
         ("openenv:http://127.0.0.1:1?steps=0", "steps is 0"),
+        ("openenv:http://127.0.0.1:1?seed=5", "a seed of its own"),
+        ("openenv:http://127.0.0.1:1?api_key=abc", "named like a secret"),
+        ("verifiers:some?api_key=abc", "named like a secret"),
         ("openenv:http://127.0.0.1:1?low=2", "high must be above low"),
         ("openenv:http://127.0.0.1:1?python=x", "runs already"),
         ("openenv:./nowhere", "neither a folder nor a package"),

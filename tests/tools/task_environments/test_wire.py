@@ -5,8 +5,10 @@ with MCP tools.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,12 @@ import pytest
 from aiohttp import web
 
 from hrm_agent.tools.task_environments.source import parse_source
-from hrm_agent.tools.task_environments.wire import ActRefusedError, Observed, WireSession
+from hrm_agent.tools.task_environments.wire import (
+    ActRefusedError,
+    EnvironmentFault,
+    Observed,
+    WireSession,
+)
 
 RECORDED = json.loads((Path(__file__).parent / "openenv_exchanges.json").read_text("utf-8"))
 BY_SERVER: dict[str, dict[str, str]] = {
@@ -92,3 +99,98 @@ async def test_tools_of_mcp_are_listed_and_called(version: str) -> None:
     assert begun.tools[0]["function"]["parameters"]["required"] == ["number"]
     assert (lower.messages[0]["content"], lower.failed, lower.reward) == ("lower", False, 0.0)
     assert failed.failed and "no such luck" in failed.messages[0]["content"]
+
+
+STEP = {"name": "step", "arguments": {"number": 1}, "id": "1"}
+BEGUN = {"observation": {"text": "go"}, "reward": None, "done": False}
+
+
+@asynccontextmanager
+async def hostile(
+    act: Any, schema: str = '{"action": {"title": "A", "properties": {}}}'
+) -> AsyncGenerator[WireSession]:
+    """Session with a server that answers each act by `act(socket)`, and sends the schema in two
+    pieces.
+    """
+
+    async def session(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            if json.loads(message.data)["type"] == "reset":
+                await socket.send_json({"type": "observation", "data": BEGUN})
+            else:
+                await act(socket)
+        return socket
+
+    async def pieces(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(schema[:9].encode())
+        await asyncio.sleep(0.02)
+        await response.write(schema[9:].encode())
+        return response
+
+    app = web.Application()
+    app.router.add_get("/ws", session)
+    app.router.add_get("/schema", pieces)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    wire = WireSession(parse_source(f"openenv:{url}?seconds=0.5"), url)
+    try:
+        yield wire
+    finally:
+        await wire.close()
+        await runner.cleanup()
+
+
+async def test_pings_do_not_prolong_the_time_limit() -> None:
+    async def ping(socket: web.WebSocketResponse) -> None:
+        for _ in range(200):
+            await socket.ping()
+            await asyncio.sleep(0.05)
+
+    async with asyncio.timeout(8), hostile(ping) as wire:
+        await wire.reset({})
+        with pytest.raises(EnvironmentFault, match="did not answer within"):
+            await wire.act(STEP)
+
+
+async def test_a_message_that_nothing_asked_for_is_no_answer() -> None:
+    async def twice(socket: web.WebSocketResponse) -> None:
+        await socket.send_json({"type": "observation", "data": {**BEGUN, "reward": 0.0}})
+        await socket.send_json({"type": "observation", "data": {**BEGUN, "reward": 1.0}})
+
+    async with hostile(twice) as wire:
+        await wire.reset({})
+        await wire.act(STEP)
+        await asyncio.sleep(0.05)
+        with pytest.raises(EnvironmentFault, match="nothing had asked for"):
+            await wire.act(STEP)
+
+
+HUGE = f'{{"type":"observation","data":{{"observation":{{}},"reward":1{"0" * 400},"done":false}}}}'
+
+
+async def test_a_reward_of_too_many_digits_is_a_fault() -> None:
+    async with hostile(lambda socket: socket.send_str(HUGE)) as wire:
+        await wire.reset({})
+        with pytest.raises(EnvironmentFault, match="not a number"):
+            await wire.act(STEP)
+
+
+@pytest.mark.parametrize("fields", ['"oops"', "[1]", '{"a": 1}, "required": 7'])
+async def test_a_schema_of_another_form_is_a_fault(fields: str) -> None:
+    async with hostile(None, f'{{"action": {{"properties": {fields}}}}}') as wire:
+        wire._source = parse_source(f"openenv:{wire._base}?reply=a")  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(EnvironmentFault, match=r"no JSON object|what it sent is invalid"):
+            await wire.reset({})
+
+
+async def test_half_a_character_in_a_schema_is_replaced() -> None:
+    half = '{"action": {"description": "a \\ud800", "properties": {}}}'
+    async with hostile(None, half) as wire:
+        (tool,) = (await wire.reset({})).tools
+    assert tool["function"]["description"] == "Take one action. a ?"
