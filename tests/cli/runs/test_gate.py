@@ -19,7 +19,7 @@ import pytest
 from hrm_agent.cli.main import main
 from hrm_agent.store import open_store
 from tests.cli.conftest import Command
-from tests.support.serving.providers import ProviderServer
+from tests.support.serving.providers import LANGCHAIN, ProviderServer
 
 GRAPH = """
 from pathlib import Path
@@ -73,14 +73,6 @@ builder.add_node("ask", ask).add_node("finish", finish).add_edge(START, "draft")
 builder.add_edge("draft", "search").add_edge("search", "ask").add_edge("ask", "finish")
 graph = builder.compile()
 """
-LANGCHAIN = """
-from langchain_openai import ChatOpenAI
-
-
-def init_chat_model(name, **options):
-    return ChatOpenAI(model=name.partition(":")[2], **options)
-"""
-"""Part of the package langchain, which the tests do without, that opens a provider's model."""
 TASKS = 12
 A_CALL = 8
 """Tokens that the server reports for a call."""
@@ -110,7 +102,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Provide
         rows = [{"question": f"Task {number}", "answer": "42"} for number in range(TASKS)]
         Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         words = ["--tasks", "tasks.jsonl", "--rewards", "answer:last_number", "--out", "base"]
-        words += ["--policy", "openai:weak", "--max-tokens", "50", "--graph", "./own.py:graph"]
+        words += ["--policy", "openai:recorded", "--max-tokens", "50", "--graph", "./own.py:graph"]
         assert main(["eval", *words]) == 0
         assert len(running.asked) == CALLS * TASKS
         yield running, folder
@@ -164,7 +156,7 @@ def test_an_unchanged_agent_asks_nothing_and_loads_no_policy(
 
 def test_only_what_follows_a_change_is_asked(server: ProviderServer, hrm: Command) -> None:
     Path("finish.txt").write_text("finish badly")
-    expected = gate(hrm, "--dry-run", "--price", "weak=1,2")
+    expected = gate(hrm, "--dry-run", "--price", "recorded=1,2")
     assert expected["requests"] == expected["differing_runs"] == TASKS and not server.asked
     assert expected["differences"] == [
         {"role": "finish", "words": "finish sends another request", "runs": TASKS}
@@ -277,7 +269,7 @@ def test_options_and_weights_of_the_policy(
     now = time.time()
     monkeypatch.setattr("hrm_agent.cli.runs.gate_runs.time_of_weights", lambda _: now)
     (words,) = gate(hrm, "--dry-run")["differences"]
-    assert words["words"] == "draft asks openai:weak, whose files have changed since"
+    assert words["words"] == "draft asks openai:recorded, whose files have changed since"
     assert not server.asked
 
 
@@ -286,7 +278,7 @@ def test_a_tool_that_asks_a_model_runs_again(server: ProviderServer, hrm: Comman
     text = GRAPH.replace('return f"found {number}"', asks).replace("def lookup", "async def lookup")
     Path("experts.py").write_text(text)
     words = ("--tasks", "tasks.jsonl", "--count", "2", "--rewards", "answer:last_number")
-    policy = ("--policy", "openai:weak", "--max-tokens", "50", "--graph", "./experts.py:graph")
+    policy = ("--policy", "openai:recorded", "--max-tokens", "50", "--graph", "./experts.py:graph")
     assert hrm("eval", *words, *policy, "--out", "experts").code == 0
     server.asked.clear()
     found = hrm("gate", "experts", "--json").json
@@ -352,7 +344,7 @@ def test_an_outage_is_no_result_of_either_side(server: ProviderServer, hrm: Comm
     told = hrm("gate", "base", "--graph", "./away.py:graph")
     assert told.code == 2 and "large gave no answer" in told.err
     words = ("--tasks", "tasks.jsonl", "--rewards", "answer:last_number", "--out", "outage")
-    policy = ("--policy", "openai:weak", "--max-tokens", "50", "--count", "4")
+    policy = ("--policy", "openai:recorded", "--max-tokens", "50", "--count", "4")
     assert hrm("eval", *words, *policy, "--graph", "./away.py:graph").code == 0
     found = hrm("gate", "outage", "--dry-run", "--json").json
     ((why, runs),) = found["left_out"].items()
@@ -369,7 +361,7 @@ def test_few_runs_of_an_agent_that_breaks(
     server: ProviderServer, hrm: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for question in ("Task 1", "Task 1", "Task 2"):
-        told = hrm("run", question, "--graph", "./own.py:graph", "--policy", "openai:weak")
+        told = hrm("run", question, "--graph", "./own.py:graph", "--policy", "openai:recorded")
         assert told.code == 0, told.err
     Path("rubric.py").write_text(RUBRIC)
     words = ("gate", "runs/store.db", "--rewards", "./rubric.py:right", "--out", "gate", "--json")
@@ -426,7 +418,7 @@ def test_a_password_is_refused(hrm: Command) -> None:
 
 
 BAD = [
-    (("--policy", "openai:weak", "--stand-in", "--budget", "0"), "is not an amount"),
+    (("--policy", "openai:recorded", "--stand-in", "--budget", "0"), "is not an amount"),
     (("--out", "base"), "base has the recorded runs"),
     (("--rewards", "./own.py:nothing"), "nothing"),
     (("--graph", "./own.py:nothing"), "Graphs found there"),

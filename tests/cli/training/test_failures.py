@@ -13,8 +13,7 @@ import pytest
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import RunStatus, StopReason, TaskRef, ToolStatus
 from tests.cli.conftest import Command
-from tests.cli.training.test_roles import LANGCHAIN
-from tests.support.serving.providers import ProviderServer
+from tests.support.serving.providers import LANGCHAIN, ProviderServer
 from tests.support.training.builders import call, tool_call, trajectory
 
 HOSTILE = "\x1b[2J\u202e<script>alert(1)</script>"

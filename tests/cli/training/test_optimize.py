@@ -22,7 +22,7 @@ from benchmarks.prompts.server import FakeProvider, tasks
 from hrm_agent.store import open_store
 from hrm_agent.trajectory import Trajectory
 from tests.cli.conftest import Command
-from tests.cli.training.test_roles import LANGCHAIN
+from tests.support.serving.providers import LANGCHAIN
 
 ROOT = Path(__file__).parents[3]
 GRAPH = "benchmarks.prompts.post_office:graph"

@@ -21,7 +21,7 @@ import pytest
 from hrm_agent.cli.main import main
 from hrm_agent.store import open_store
 from tests.cli.conftest import Command
-from tests.support.serving.providers import ProviderServer
+from tests.support.serving.providers import LANGCHAIN, ProviderServer
 
 GRAPH = """
 from langchain_core.messages import HumanMessage
@@ -49,14 +49,6 @@ def finish(state: MessagesState):
 builder = StateGraph(MessagesState).add_node("draft", draft).add_node("finish", finish)
 graph = builder.add_edge(START, "draft").add_edge("draft", "finish").compile()
 """
-LANGCHAIN = """
-from langchain_openai import ChatOpenAI
-
-
-def init_chat_model(name, **options):
-    return ChatOpenAI(model=name.partition(":")[2], **options)
-"""
-"""Part of the package langchain, which the tests do without, that opens a provider's model."""
 OWN = """
 from langchain_core.language_models import ParrotFakeChatModel
 

@@ -13,10 +13,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, Self
 
-__all__ = ["ProviderServer"]
+__all__ = ["LANGCHAIN", "ProviderServer"]
 
 TEXT = "It is 42, über alles."
 ARGUMENTS: dict[str, Any] = {"a": 6, "b": 7.5, "note": 'sixty "and" ✓'}
+
+LANGCHAIN = """
+from langchain_openai import ChatOpenAI
+
+
+def init_chat_model(name, **options):
+    return ChatOpenAI(model=name.partition(":")[2], **options)
+"""
+"""Part of the package langchain, which the tests do without, that opens a provider's model. A
+process keeps the models that it has opened, so each file of tests has names of its own.
+"""
 
 
 class ProviderServer:
