@@ -41,6 +41,7 @@ from hrm_agent.trajectory.conversation_digest import HashedContext, context_hash
 __all__ = [
     "PendingCall",
     "Prefix",
+    "adopt_call",
     "as_chunk",
     "close_call",
     "close_failed_call",
@@ -189,6 +190,29 @@ def copied_call(
         "response": response,
     }
     return call.model_copy(update=changes)
+
+
+def adopt_call(
+    recording: Recording,
+    found: Call,
+    identity: GraphIdentity,
+    index: int,
+    request_hash: str,
+    messages: Sequence[Any],
+) -> Call:
+    """Record a call of another thread as the answer to an equal request of this one. The copy
+    extends the last answer that the messages have.
+    """
+    last = next(filter(None, map(recorded_call_id, reversed(messages))), None)
+    copy = copied_call(
+        found,
+        identity,
+        index,
+        request_hash,
+        parent=last if found.parent else None,
+        branch_of=last if found.branch_of else None,
+    )
+    return recording.write_call(copy, messages)
 
 
 def find_prefix(

@@ -14,6 +14,7 @@ from hrm_agent.store.upkeep.copying import copy_store
 from hrm_agent.viewer.json_text import json_text
 from hrm_agent.viewer.places import Place
 from hrm_agent.viewer.projections import ENDPOINTS
+from hrm_agent.viewer.projections.evaluations import evaluations_key
 
 pytestmark = pytest.mark.whole
 
@@ -72,11 +73,11 @@ def questions(place: Place) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
         "tokens": {"call": call["id"]},
         "search": {"q": row[1]},
         "compare": {"a": row[1], "b": other[1]},
+        "evaluations": {"runs": evaluations_key([("one", "small"), ("one", "small")])},
         "blob": {"item": f"call:{call['id']}", "field": "prompt/1"},
     }
-    assert asked.keys() | {"source", "analysis"} == ENDPOINTS.keys(), (
-        "a new endpoint is asked here, too"
-    )
+    of_files = {"source", "analysis", "datasets", "dataset"}
+    assert asked.keys() | of_files == ENDPOINTS.keys(), "a new endpoint is asked here, too"
     return [(name, tuple(query.items())) for name, query in asked.items()]
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from hrm_agent.errors import HrmError, RunError
 from hrm_agent.models import ActivePolicy
-from hrm_agent.models.call_recording import copied_call, recorded_call_id
+from hrm_agent.models.call_recording import adopt_call
 from hrm_agent.runtime.episode import Episode, EpisodeRunner
 from hrm_agent.runtime.execution.run_group import run_group
 from hrm_agent.store import RunStore
@@ -379,17 +379,7 @@ class SwapRecording(MeteredRecording):
         found = self._answer(identity, request_hash)
         if found is None:
             return claimed
-        # the copy extends what the conversation's last answer is here
-        last = next(filter(None, map(recorded_call_id, reversed(messages))), None)
-        copy = copied_call(
-            found,
-            identity,
-            claimed,
-            request_hash,
-            parent=last if found.parent else None,
-            branch_of=last if found.branch_of else None,
-        )
-        return self.write_call(copy, messages)
+        return adopt_call(self, found, identity, claimed, request_hash, messages)
 
     def _answer(self, identity: GraphIdentity, request_hash: str) -> Call | None:
         """Recorded answer to a request, which no other request gets (None if it is to be asked)."""

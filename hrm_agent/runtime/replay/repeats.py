@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hrm_agent.models.call_recording import copied_call, recorded_call_id
+from hrm_agent.models.call_recording import adopt_call
 from hrm_agent.runtime.episode import CONFIGURABLE
 from hrm_agent.runtime.execution.loading import load_graph
 from hrm_agent.runtime.replay.ends import result_of
@@ -203,17 +203,7 @@ class RepeatingRecording(Recording):
                 found = self._earlier.take_if(asked, same)
         if found is None:
             return claimed
-        # the copy extends what the conversation's last answer is here
-        last = next(filter(None, map(recorded_call_id, reversed(messages))), None)
-        copy = copied_call(
-            found,
-            identity,
-            claimed,
-            request_hash,
-            parent=last if found.parent else None,
-            branch_of=last if found.branch_of else None,
-        )
-        return self.write_call(copy, messages)
+        return adopt_call(self, found, identity, claimed, request_hash, messages)
 
     def is_of_other_weights(self, call: Call, model: AskedModel) -> bool:
         """True if the files of the policy have changed since it gave an answer."""

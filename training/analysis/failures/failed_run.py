@@ -14,6 +14,7 @@ from typing import Any
 
 from hrm_agent.answers.exact import number
 from hrm_agent.answers.final_answer import final_answer, own_text
+from hrm_agent.langgraph_format import namespace_parts
 from hrm_agent.trajectory import NOT_RECORDED, Call, ToolCall, Trajectory
 from hrm_agent.trajectory.words import text_of
 
@@ -203,16 +204,14 @@ class FailedRun:
 
     def place_of(self, call: Call) -> tuple[str, str]:
         """Role of a call, and the run of this role if it is a subgraph of its own."""
-        outer, nested, _ = call.identity.checkpoint_ns.partition("|")
-        return call.identity.role, outer if nested else ""
+        return call.identity.role, _outermost_task(call.identity.checkpoint_ns)
 
     def role_of(self, tool: ToolCall) -> tuple[str, str]:
         """Role that asked for a tool call, and its run."""
         call = self.asked_by.get(tool.tool_call_id)
         if call is not None:
             return self.place_of(call)
-        outer, nested, _ = tool.identity.checkpoint_ns.partition("|")
-        return tool.identity.role, outer if nested else ""
+        return tool.identity.role, _outermost_task(tool.identity.checkpoint_ns)
 
     @cached_property
     def last_call(self) -> Call | None:
@@ -220,6 +219,12 @@ class FailedRun:
         said = self.answer.strip()
         gave = (c for c in reversed(self.calls) if said and text_of(c.response).strip() == said)
         return next(gave, self.calls[-1] if self.calls else None)
+
+
+def _outermost_task(namespace: str) -> str:
+    """Id of the outermost graph's task, if it is a subgraph (empty for other tasks)."""
+    parts = namespace_parts(namespace)
+    return parts[0].task_id if len(parts) > 1 else ""
 
 
 def request_text(call: Call, *kinds: str) -> str | None:
