@@ -112,7 +112,7 @@ def known_names() -> list[str]:
 
 
 def refuse_unknown_name(name: str) -> None:
-    """Raise `ConfigError` if there is no prompt of this name."""
+    """Raise `ConfigError` for a name that no prompt has."""
     _defaults(name)
 
 

@@ -13,9 +13,9 @@
   under way at the kill has to be sent again. Recorded answers must not be asked for again.
 * budget: gates with budgets that do not suffice. The server counts tokens.
 
-The agents are a plain LangGraph agent, recorded by `hrm-agent record` (three model calls, of which the
-last changes), and graphs of this package, recorded by `eval`: the tool loop (two calls, both
-change), and the reasoning graph (five calls, of which the last changes). `--folder` keeps what is
+There are three agents. `hrm-agent record` records a plain LangGraph agent, whose last of three calls
+changes. `eval` records the tool loop, whose two calls change, and the reasoning graph, whose last of
+five calls changes. `--folder` keeps what is
 finished. `--quick` takes a few runs, whose figures say nothing.
 """
 
@@ -220,7 +220,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.agents = ["stranger"]
-        options.draws, options.runs, options.simulated, options.kills = 1, 12, 10, 1
+        options.draws = 1
+        options.runs = 12
+        options.simulated = 10
+        options.kills = 1
     record_of: Row = {}
     with tempfile.TemporaryDirectory() as temporary, serving() as server:
         folder = (options.folder or Path(temporary)).absolute()

@@ -118,7 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
 def _answer(body: Json, digest: str, problem: re.Match[str], seed: int) -> Json:
     messages: list[Json] = body["messages"]
     system = str(messages[0]["content"])
-    number, total = int(problem[1]), int(problem[2]) + int(problem[3])
+    number = int(problem[1])
+    total = int(problem[2]) + int(problem[3])
     if "planner" in system:
         return _text(json.dumps({"subgoals": [{"name": "sum", "goal": "Add the numbers."}]}))
     if "critic" in system:

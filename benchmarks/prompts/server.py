@@ -68,7 +68,9 @@ def agent(body: Mapping[str, Any]) -> dict[str, Any]:
     found = _ITEM.search(str(last["content"]))
     if found is None:
         return {"content": "unknown"}
-    kind, weight, zone = found[2], float(found[3]), found[4]
+    kind = found[2]
+    weight = float(found[3])
+    zone = found[4]
     if kind == "letter" and "letter is in grams" in prompt:
         weight *= 1000
     renamed = re.search(rf"zone {zone} is called (\w+)", prompt)

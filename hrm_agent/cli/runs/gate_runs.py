@@ -129,7 +129,7 @@ class RunsToRepeat:
 
 
 def runs_to_repeat(source: RunStore, given: GateConfig, environment: Environment) -> RunsToRepeat:
-    """Select the runs of `source`. Raises `RunError` if there are none."""
+    """Select the runs of `source`. Raises `RunError` for a source without such runs."""
     found = RunsToRepeat()
     _read_folder(found, given.recorded)
     headers = _headers(source, given, found.trained)

@@ -173,7 +173,7 @@ class RecordedAnswers:
         return answer
 
     def take_if(self, asked: UnrecordedRequest, same: Callable[[Call], bool]) -> Call | None:
-        """Return the nearest answer for which `same` holds (None if there is none). No other
+        """Take the nearest answer for which `same` holds (None: no answer fits). No other
         request gets it.
         """
         found = _best(

@@ -334,7 +334,8 @@ class _Act:
                 " text.",
             )
         session = OpenSession(parse_source(named))
-        episode.session, episode.acts = session, ()
+        episode.session = session
+        episode.acts = ()
         seen = await on_loop(session.reset(self._environment["arguments"]))
         if digest_of(seen) != self._environment["begin"]:
             raise EnvironmentFault(
@@ -363,7 +364,8 @@ def _acts_before(
     recording: Recording, identity: GraphIdentity, line: CheckpointLineage
 ) -> list[ToolCall]:
     journal = recording.journal
-    thread, scope = identity.thread_id, identity.scope
+    thread = identity.thread_id
+    scope = identity.scope
     inner = journal.line(thread, scope, identity.checkpoint_id) if scope else line
     found: list[ToolCall] = []
     for record_id, step in journal.steps_of_tool_calls(thread):
@@ -424,7 +426,9 @@ def acts_of(trajectory: Trajectory) -> list[Mapping[str, Any]]:
 
 
 async def _drop(episode: _Episode) -> None:
-    session, episode.session, episode.acts = episode.session, None, ()
+    session = episode.session
+    episode.session = None
+    episode.acts = ()
     if session is not None:
         with suppress(Exception):
             await on_loop(session.close())

@@ -176,7 +176,7 @@ def _arguments(source: EnvironmentSource) -> list[str]:
     python = shutil.which(named)
     if python is None:
         raise TaskError(
-            f"There is no interpreter {source.python!r}.",
+            f"The interpreter {source.python!r} does not exist.",
             "python=PATH names the python of the environment's own virtual environment.",
         )
     # the path is not resolved, since the link's place is what makes it a virtual environment

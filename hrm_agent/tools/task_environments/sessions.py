@@ -79,7 +79,8 @@ class OpenSession:
                 self._total = seen.reward or None  # 0 is a default, not a reward
                 return seen
             except AtCapacityError as error:
-                places, most = self._places, error.most
+                places = self._places
+                most = error.most
                 await self.close()
                 if places is not None and most is not None:
                     places.most = min(most, places.most or most)
@@ -152,7 +153,10 @@ class OpenSession:
 
     async def close(self) -> None:
         """End the session, and free its place."""
-        wire, places, self._wire, self._places = self._wire, self._places, None, None
+        wire = self._wire
+        places = self._places
+        self._wire = None
+        self._places = None
         try:
             if wire is not None:
                 await wire.close()

@@ -128,7 +128,8 @@ def _refuse(text: str, source: EnvironmentSource) -> None:
         parts = urlsplit(source.url)
         valid = bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, valid = None, False
+        parts = None
+        valid = False
     if not valid or parts is None:
         raise TaskError(
             f"{text}: the URL has no host, or no valid port.", "Write http://HOST:PORT."

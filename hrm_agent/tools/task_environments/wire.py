@@ -153,7 +153,10 @@ class WireSession:
 
     async def close(self) -> None:
         """End the session. The server ends its environment when the connection is closed."""
-        socket, client, self._socket, self._client = self._socket, self._client, None, None
+        socket = self._socket
+        client = self._client
+        self._socket = None
+        self._client = None
         if socket is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SECONDS_TO_CLOSE):
@@ -221,7 +224,8 @@ class WireSession:
 
     def _refuse_other_field(self, schema: Mapping[str, Any]) -> None:
         """Raise `EnvironmentFault` if an action is not the one field that takes answers."""
-        fields, needed = _object(schema.get("properties") or {}), schema.get("required") or []
+        fields = _object(schema.get("properties") or {})
+        needed = schema.get("required") or []
         name = self._source.reply
         if name not in fields or set(needed) - {name}:
             known = ", ".join(each for each in fields if each != "metadata") or "none"
@@ -318,7 +322,8 @@ def _raise_error(told: Mapping[str, Any]) -> None:
 
 
 def _raise_tool_error(error: Mapping[str, Any]) -> None:
-    kind, text = error.get("error_type"), _short(error.get("message") or "no reason")
+    kind = error.get("error_type")
+    text = _short(error.get("message") or "no reason")
     if kind in ("invalid_args", "tool_not_found"):
         raise ActRefusedError(text)
     if kind != "execution_error":

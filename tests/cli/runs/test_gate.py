@@ -196,7 +196,7 @@ def test_a_budget_is_kept_and_nothing_is_asked_twice(server: ProviderServer, hrm
     found = gate(hrm, *new)
     requests = [json.dumps([each["model"], each["messages"]]) for each in server.asked]
     assert found["asked"]["requests"] == len(requests)
-    # the draft is asked for each sample; what follows it is on record
+    # each sample asks for a draft, and later requests are on record
     assert asked(server) == {"draft": 2 * TASKS}
     assert set(Counter(requests).values()) == {2}
 

@@ -44,7 +44,8 @@ class _Played:
         if kind == "tasks":
             return _observed({"count": GIVEN.get("num_tasks", 3)})
         if kind == "reset":
-            self.right, self.total = 3 * (data["index"] + 1), 0
+            self.right = 3 * (data["index"] + 1)
+            self.total = 0
             asked = f"What is {data['index'] + 1} + {2 * (data['index'] + 1)}?"
             messages = [
                 {"role": "system", "content": "Use the tool."},

@@ -95,7 +95,9 @@ class GuessServer:
         return socket
 
     async def _play(self, socket: web.WebSocketResponse) -> None:
-        number, done, count = 0, False, 0
+        number = 0
+        done = False
+        count = 0
         async for message in socket:
             if message.type is not WSMsgType.TEXT:
                 return
@@ -103,7 +105,8 @@ class GuessServer:
             data = asked["data"]
             if asked["type"] == "reset":
                 seed = data["seed"] if self.seeded else None
-                number, done = random.Random(seed).randint(1, 100), False
+                number = random.Random(seed).randint(1, 100)
+                done = False
                 shown: dict[str, Any] = {"range": [1, 100], "parity": number % 2}
                 shown |= {} if self.seeded else {"session": self.opened}
                 await socket.send_json(_observed(shown, 0.0, done=False))

@@ -291,8 +291,8 @@ def test_tasks_that_cannot_be_played_are_refused() -> None:
         ("openenv:http://127.0.0.1:1?low=2", "high must be above low"),
         ("openenv:http://127.0.0.1:1?python=x", "runs already"),
         ("openenv:./nowhere", "neither a folder nor a package"),
-        ("openenv:some_env?python=/no/python", "no interpreter"),
-        ("verifiers:some?python=/no/python", "no interpreter"),
+        ("openenv:some_env?python=/no/python", "interpreter .* does not exist"),
+        ("verifiers:some?python=/no/python", "interpreter .* does not exist"),
     ):
         with pytest.raises(TaskError, match=told):
             load(text)

@@ -83,7 +83,7 @@ class JudgedFailure:
     name: str
     """Name of the class; `unexplained` if the judge gave none that could be read."""
     reason: str
-    """The judge's reason, in one line; for an unexplained run why there is no class."""
+    """Reason in one line: the judge's for the class, or why the run stays unexplained."""
     asked: tuple[str, ...]
     """Ids of the judge's calls."""
 

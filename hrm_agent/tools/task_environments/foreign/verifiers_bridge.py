@@ -69,7 +69,8 @@ class BridgedEpisode:
         if found is None:
             return self._end()
         messages = found["messages"]
-        new, self.seen = messages[self.seen :], len(messages) + 1
+        new = messages[self.seen :]
+        self.seen = len(messages) + 1
         seen = {"messages": new, "tools": found.get("tools") or []}
         return {"observation": seen, "reward": None, "done": False}
 
