@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hrm_agent.cli.common.actions import run_action
 from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import counted, sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import existing_store, is_file, stored_trajectories
-from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, RunError, StoreError, TaskError, nearest
 from hrm_agent.store import RunStore
 from hrm_agent.store.run_store import own_run, shown_url
@@ -50,19 +50,7 @@ _COLUMNS = ("example", "split", "family", "prompt", "answer", "trajectory")
 
 
 def run(words: list[str]) -> int:
-    if words and words[0] in _RUN:
-        return _RUN[words[0]](words[1:])
-    if words and not words[0].startswith("-"):
-        raise ConfigError(
-            f"`hrm-agent dataset` has no action {words[0]!r}.",
-            nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
-        )
-    about = (
-        f"Make and compare data sets of examples.\n\n{command_list(ACTIONS)}\n\n`hrm-agent dataset"
-        " ACTION --help` lists its options."
-    )
-    Parser("dataset ACTION", about).read(words or ["--help"])
-    return 0
+    return run_action("dataset", "Make and compare data sets of examples.", ACTIONS, _RUN, words)
 
 
 def _parser(action: str) -> Parser:

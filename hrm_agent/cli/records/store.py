@@ -9,11 +9,11 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
+from hrm_agent.cli.common.actions import run_action
 from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
 from hrm_agent.cli.common.run_folder import DEFAULT_STORE, existing_store
-from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, GraphError, StoreDamagedError, StoreError, nearest
 from hrm_agent.import_by_name import types_by_name
 from hrm_agent.store import RunStore
@@ -53,19 +53,7 @@ _SHOWN_FINDINGS = 50
 
 
 def run(words: list[str]) -> int:
-    if words and words[0] in _RUN:
-        return _RUN[words[0]](words[1:])
-    if words and not words[0].startswith("-"):
-        raise ConfigError(
-            f"`hrm-agent store` has no action {words[0]!r}.",
-            nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
-        )
-    about = (
-        f"Maintain a store.\n\n{command_list(ACTIONS)}\n\n`hrm-agent store ACTION --help` lists its"
-        " options."
-    )
-    Parser("store ACTION", about).read(words or ["--help"])
-    return 0
+    return run_action("store", "Maintain a store.", ACTIONS, _RUN, words)
 
 
 def _parser(action: str, *, positional: bool = True) -> Parser:

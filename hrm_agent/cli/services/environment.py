@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from hrm_agent.cli.common.actions import run_action
 from hrm_agent.cli.common.arguments import Arguments, Parser
 from hrm_agent.cli.common.formatting import sentence
 from hrm_agent.cli.common.output import Output
@@ -25,7 +26,6 @@ from hrm_agent.cli.common.serving_options import (
     until_signal,
     url_of,
 )
-from hrm_agent.cli.main import command_list
 from hrm_agent.environment.isolation import DEFAULT_ISOLATION, Isolation, parse_isolation
 from hrm_agent.environment.local.environment import LocalEnvironment
 from hrm_agent.environment.remote.address import (
@@ -39,7 +39,7 @@ from hrm_agent.environment.remote.address import (
 from hrm_agent.environment.remote.clients import Clients, add_client, read_clients
 from hrm_agent.environment.remote.sockets import listen_tcp, listen_unix
 from hrm_agent.environment.scheduler.admission import QUEUE_LIMIT
-from hrm_agent.errors import ConfigError, HrmError, nearest
+from hrm_agent.errors import ConfigError, HrmError
 
 __all__ = ["ACTIONS", "run"]
 
@@ -52,17 +52,7 @@ _PORT = 8742
 
 
 def run(words: list[str]) -> int:
-    if words and words[0] in _RUN:
-        return _RUN[words[0]](words[1:])
-    if words and not words[0].startswith("-"):
-        raise ConfigError(
-            f"`hrm-agent environment` has no action {words[0]!r}.",
-            nearest(words[0], ACTIONS) or f"Actions: {', '.join(ACTIONS)}.",
-        )
-    listed = f"{command_list(ACTIONS)}\n\n`hrm-agent environment ACTION --help` lists its options."
-    about = f"Where model-written code runs.\n\n{listed}"
-    Parser("environment ACTION", about).read(words or ["--help"])
-    return 0
+    return run_action("environment", "Where model-written code runs.", ACTIONS, _RUN, words)
 
 
 def _serve(words: list[str]) -> int:
