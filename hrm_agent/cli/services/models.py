@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from hrm_agent.cli.common.actions import run_action
 from hrm_agent.cli.common.arguments import Parser
 from hrm_agent.cli.common.output import Output, remark
-from hrm_agent.cli.main import command_list
 from hrm_agent.errors import ConfigError, nearest
 from hrm_agent.models.cached.fetch import SOURCES, get_model
 from hrm_agent.models.cached.known import KNOWN_MODELS
@@ -27,17 +27,7 @@ def run(words: list[str]) -> int:
     `ModelError` for an unavailable model.
     """
     actions = {"check": _check, "get": _get}
-    if words and words[0] in actions:
-        return actions[words[0]](words[1:])
-    if words and not words[0].startswith("-"):
-        raise ConfigError(
-            f"`hrm-agent models` has no action {words[0]!r}.",
-            nearest(words[0], actions) or f"Its actions: {', '.join(actions)}.",
-        )
-    Parser("models ACTION", f"Check and fetch models.\n\n{command_list(ACTIONS)}").read(
-        words or ["--help"]
-    )
-    return 0
+    return run_action("models", "Check and fetch models.", ACTIONS, actions, words)
 
 
 def _get(words: list[str]) -> int:
